@@ -1,0 +1,1 @@
+"""elmokit: contextual word vectors from bidirectional language models."""

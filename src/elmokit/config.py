@@ -1,0 +1,169 @@
+"""The shape of a biLM, as a frozen dataclass.
+
+Enters: numbers from a user, a config.json of ours, or a TOML table.  Leaves: a `BiLMConfig` whose values fit together,
+or a ValueError that names the field and its value.  Foreign option files are read in `formats.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BiLMConfig:
+    """Sizes and variants of one biLM; the defaults are the published "original"."""
+
+    num_words: int | None = None
+    """Rows of the word table of a word-level biLM; None: words are read as characters."""
+    bos_id: int = 0
+    eos_id: int = 1
+    """Rows of the sentence boundaries in the word table of a word-level biLM."""
+    max_characters: int = 50
+    """Ids of one word, its begin and end marks among them; longer words are cut."""
+    char_dim: int = 16
+    filters: tuple[tuple[int, int], ...] = PUBLISHED_FILTERS
+    """(width, channels) of each convolution over the characters."""
+    activation: Literal["relu", "tanh"] = "relu"
+    num_highways: int = 2
+    char_projection: bool = True
+    """Project the filters to `projection_dim`; False only where their channels sum to it."""
+    cell_dim: int = 4096
+    projection_dim: int = 512
+    num_layers: int = 2
+    cell_clip: float | None = 3.0
+    proj_clip: float | None = 3.0
+    skip_connections: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("max_characters", "char_dim", "cell_dim", "projection_dim", "num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_highways < 0:
+            raise ValueError(f"num_highways must be 0 or more, not {self.num_highways}")
+        for name in ("cell_clip", "proj_clip"):
+            clip = getattr(self, name)
+            if clip is not None and not clip > 0:
+                raise ValueError(f"{name} must be above 0, or null for no clipping, not {clip}")
+        if self.num_words is not None:
+            if self.num_words < 1:
+                raise ValueError(f"num_words must be at least 1, not {self.num_words}")
+            for name in ("bos_id", "eos_id"):
+                if not 0 <= getattr(self, name) < self.num_words:
+                    raise ValueError(f"{name} is {getattr(self, name)}, the word table has {self.num_words} rows")
+            return
+        if self.max_characters < 3:
+            raise ValueError(f"max_characters must be at least 3 (a mark, a byte, a mark), not {self.max_characters}")
+        if not self.filters:
+            raise ValueError("filters is empty: give at least one [width, channels] pair")
+        for width, channels in self.filters:
+            if width < 1 or channels < 1 or width > self.max_characters:
+                raise ValueError(
+                    f"filter [{width}, {channels}] does not fit: its width must be 1 to max_characters "
+                    f"({self.max_characters}) and its channels at least 1"
+                )
+        if not self.char_projection and self.filters_dim != self.projection_dim:
+            raise ValueError(
+                f"char_projection is false, so the filters' channels must sum to projection_dim: "
+                f"they sum to {self.filters_dim}, projection_dim is {self.projection_dim}"
+            )
+
+    @property
+    def filters_dim(self) -> int:
+        """Channels of all filters together: the width between convolutions and projection."""
+        return sum(channels for _, channels in self.filters)
+
+
+def check_types(config: Any) -> None:
+    """Every field of the dataclass `config` holds its annotated type, or ValueError."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not _fits(value, hints[field.name]):
+            raise ValueError(f"{field.name} must be {_spell(hints[field.name])}, not {value!r}")
+
+
+def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
+    """Build the dataclass `kind` from JSON or TOML values; an unknown key is an error that names `source`."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source}: expected a table of settings, found {type(values).__name__}")
+    hints = get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ValueError(f"{source}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(hints))}")
+    try:
+        return kind(**{key: _from_json(value, hints[key]) for key, value in values.items()})
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    except TypeError as error:  # a field without default is missing
+        raise ValueError(f"{source}: {error}") from None
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The dataclass as plain JSON values."""
+    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return result
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in `path`; errors name the file."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def _from_json(value: Any, hint: Any) -> Any:
+    """JSON has lists and whole-number floats where dataclasses have tuples and floats."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is tuple and isinstance(value, list):
+            item = get_args(option)[0]
+            return tuple(_from_json(element, item) for element in value)
+        if option is float and type(value) is int:
+            return float(value)
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_fits(element, arguments[0]) for element in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if hint is float:
+        return type(value) in (int, float)
+    if hint is int:
+        return type(value) is int  # True is no number here
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_spell(option) for option in get_args(hint))
+    if hint is type(None):
+        return "null"
+    return hint.__name__ if isinstance(hint, type) and not typing.get_origin(hint) else str(hint)

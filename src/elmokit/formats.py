@@ -1,0 +1,282 @@
+"""Foreign weights, in and out: the official HDF5 files of AllenNLP and bilm-tf.
+
+Enters: options.json and weights.hdf5 as they were downloaded (or a token-embedding file, or a softmax file).  Leaves: a
+`BiLMConfig` and tensors named as in `network.py`; and back, bit for bit.  `official_views` is the one table both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from elmokit.characters import NUM_CHARACTERS
+from elmokit.checkpoint import check_finite, replacing
+from elmokit.config import BiLMConfig, from_mapping, read_json
+from elmokit.network import BiLM
+
+logger = logging.getLogger(__name__)
+
+# what option files hold beside the model's shape: how it was trained, and what trainers of the wild wrote down
+LSTM_KEYS = {"cell_clip", "dim", "n_layers", "proj_clip", "projection_dim", "use_skip_connections"}
+CHAR_KEYS = {"activation", "embedding", "filters", "max_characters_per_token", "n_characters", "n_highway"}
+TRAINING_KEYS = {
+    "all_clip_norm_val",
+    "batch_size",
+    "bidirectional",
+    "char_cnn",
+    "dropout",
+    "learning_rate",
+    "lstm",
+    "n_epochs",
+    "n_negative_samples_batch",
+    "n_tokens_vocab",
+    "n_train_tokens",
+    "sample_softmax",
+    "share_embedding_softmax",
+    "unroll_steps",
+}
+
+
+def read_official(
+    options_path: str | os.PathLike[str],
+    weights_path: str | os.PathLike[str],
+    *,
+    embeddings_path: str | os.PathLike[str] | None = None,
+    boundary_ids: tuple[int, int] = (0, 1),
+) -> tuple[BiLMConfig, dict[str, Tensor]]:
+    """The configuration and the biLM's tensors of an official model.
+
+    With `embeddings_path` (a token-embedding file) or a word-level weight file the result is a word-level biLM, whose
+    vocabulary has the sentence boundaries at `boundary_ids`.
+    """
+    options = read_json(options_path)
+    with open_hdf5(weights_path) as file, open_hdf5(embeddings_path or weights_path) as embeddings:
+        word_level = embeddings_path is not None or "char_cnn" not in options
+        num_words = len(_dataset(embeddings, "embedding")) if word_level else None
+        config = config_from_options(
+            options,
+            source=str(options_path),
+            num_words=num_words,
+            boundary_ids=boundary_ids,
+            char_projection="CNN_proj" in file,
+        )
+        with torch.device("meta"):
+            shapes = {name: tensor.shape for name, tensor in BiLM(config).state_dict().items()}
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        expected = official_views(config, weights)
+        for name, parts in expected.items():
+            _fill(embeddings if name == "embedding" else file, name, parts)
+        _refuse_surplus(file, set(expected), word_level, str(options_path))
+    return config, weights
+
+
+def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Write `options.json` and `weights.hdf5` into `folder`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "options.json") as options, replacing(folder / "weights.hdf5") as target:
+        options.write_text(json.dumps(options_from_config(config), indent=2) + "\n", encoding="utf-8")
+        with h5py.File(target, "w") as file:
+            for name, parts in official_views(config, weights).items():
+                file[name] = torch.cat([part.detach().float().cpu() for part in parts]).numpy()
+
+
+def official_views(config: BiLMConfig, weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The table: official name -> views of our tensors which, joined along axis 0, are the official array."""
+    views: dict[str, list[Tensor]] = {}
+    if config.num_words is not None:
+        views["embedding"] = [weights["word_embedding"]]
+    else:
+        views["char_embed"] = [weights["char_encoder.char_embedding"]]
+        for i in range(len(config.filters)):
+            ours = f"char_encoder.convolutions.{i}"
+            views[f"CNN/W_cnn_{i}"] = [weights[f"{ours}.weight"].permute(2, 1, 0).unsqueeze(0)]
+            views[f"CNN/b_cnn_{i}"] = [weights[f"{ours}.bias"]]
+        for k in range(config.num_highways):
+            for part in ("carry", "transform"):
+                ours = f"char_encoder.highways.{k}.{part}"
+                views[f"CNN_high_{k}/W_{part}"] = [weights[f"{ours}.weight"].t()]
+                views[f"CNN_high_{k}/b_{part}"] = [weights[f"{ours}.bias"]]
+        if config.char_projection:
+            views["CNN_proj/W_proj"] = [weights["char_encoder.projection.weight"].t()]
+            views["CNN_proj/b_proj"] = [weights["char_encoder.projection.bias"]]
+    for d in range(2):
+        for k in range(config.num_layers):
+            ours, cell = f"layers.{k}", f"RNN_{d}/RNN/MultiRNNCell/Cell{k}/LSTMCell"
+            views[f"{cell}/W_0"] = [weights[f"{ours}.input_weight"][d], weights[f"{ours}.recurrent_weight"][d]]
+            views[f"{cell}/B"] = [weights[f"{ours}.bias"][d]]
+            views[f"{cell}/W_P_0"] = [weights[f"{ours}.projection"][d]]
+    return views
+
+
+def config_from_options(
+    options: Mapping[str, Any],
+    *,
+    source: str,
+    num_words: int | None = None,
+    boundary_ids: tuple[int, int] = (0, 1),
+    char_projection: bool = True,
+) -> BiLMConfig:
+    """Official options -> our configuration; keys that nobody knows are logged, not refused."""
+    lstm = _table(options, "lstm", source)
+    values: dict[str, Any] = {
+        "cell_dim": _required(lstm, "lstm", "dim", source),
+        "projection_dim": _required(lstm, "lstm", "projection_dim", source),
+        "num_layers": lstm.get("n_layers", 1),
+        "cell_clip": lstm.get("cell_clip") or None,  # the references read 0 as no clip
+        "proj_clip": lstm.get("proj_clip") or None,
+        "skip_connections": bool(lstm.get("use_skip_connections", False)),
+    }
+    unknown = {*(set(options) - TRAINING_KEYS), *(f"lstm.{key}" for key in set(lstm) - LSTM_KEYS)}
+    if num_words is not None:
+        values.update(num_words=num_words, bos_id=boundary_ids[0], eos_id=boundary_ids[1])
+    else:
+        char_cnn = _table(options, "char_cnn", source)
+        # 261 for training, 262 for inference (one more for padding): both mean the same file
+        if char_cnn.get("n_characters", NUM_CHARACTERS) not in (NUM_CHARACTERS, NUM_CHARACTERS + 1):
+            raise ValueError(f"{source}: char_cnn.n_characters is {char_cnn['n_characters']}, not 261 or 262")
+        embedding = _table(char_cnn, "embedding", f"{source}: char_cnn")
+        values.update(
+            char_dim=_required(embedding, "char_cnn.embedding", "dim", source),
+            filters=_required(char_cnn, "char_cnn", "filters", source),
+            activation=_required(char_cnn, "char_cnn", "activation", source),
+            max_characters=char_cnn.get("max_characters_per_token", 50),
+            num_highways=char_cnn.get("n_highway") or 0,
+            char_projection=char_projection,
+        )
+        unknown |= {f"char_cnn.{key}" for key in set(char_cnn) - CHAR_KEYS}
+    if unknown:
+        logger.warning("%s: keys without meaning here are left aside: %s", source, ", ".join(sorted(unknown)))
+    return from_mapping(BiLMConfig, values, source=source)
+
+
+def options_from_config(config: BiLMConfig) -> dict[str, Any]:
+    """Our configuration -> official options, as the references read them."""
+    options: dict[str, Any] = {
+        "lstm": {
+            "dim": config.cell_dim,
+            "projection_dim": config.projection_dim,
+            "n_layers": config.num_layers,
+            "cell_clip": config.cell_clip,
+            "proj_clip": config.proj_clip,
+            "use_skip_connections": config.skip_connections,
+        }
+    }
+    if config.num_words is None:
+        options["char_cnn"] = {
+            "activation": config.activation,
+            "embedding": {"dim": config.char_dim},
+            "filters": [list(pair) for pair in config.filters],
+            "max_characters_per_token": config.max_characters,
+            "n_characters": NUM_CHARACTERS + 1,
+            "n_highway": config.num_highways,
+        }
+    return options
+
+
+def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[str, Tensor]:
+    """An official softmax file -> `weight` (V, P), `bias` (V,)."""
+    with open_hdf5(path) as file:
+        rows = len(_dataset(file, "softmax/W"))
+        softmax = {"weight": torch.empty(rows, projection_dim), "bias": torch.empty(rows)}
+        _fill(file, "softmax/W", [softmax["weight"]])
+        _fill(file, "softmax/b", [softmax["bias"]])
+    return softmax
+
+
+def write_softmax(softmax: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Write an official softmax file."""
+    _write(path, {"softmax/W": softmax["weight"], "softmax/b": softmax["bias"]})
+
+
+def write_token_embeddings(vectors: Tensor, path: str | os.PathLike[str]) -> None:
+    """Write a token-embedding file: one row (V, P) for each word of a vocabulary."""
+    _write(path, {"embedding": vectors})
+
+
+@contextlib.contextmanager
+def open_hdf5(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
+    """An HDF5 file to read from; anything else is a ValueError that names it."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ValueError(f"{path}: not a whole HDF5 file ({error})") from None
+    with file:
+        yield file
+
+
+def _write(path: str | os.PathLike[str], arrays: Mapping[str, Tensor]) -> None:
+    with replacing(Path(path)) as target, h5py.File(target, "w") as file:
+        for name, tensor in arrays.items():
+            file[name] = tensor.detach().float().cpu().numpy()
+
+
+def _fill(file: h5py.File, name: str, parts: list[Tensor]) -> None:
+    """Copy the dataset `name` into the views, checked."""
+    dataset = _dataset(file, name)
+    rows = sum(len(part) for part in parts)
+    expected = (rows, *parts[0].shape[1:])
+    if dataset.shape != expected:
+        raise ValueError(f"{file.filename}: {name} is {dataset.shape}, the options ask for {expected}")
+    if dataset.dtype.kind != "f":
+        raise ValueError(f"{file.filename}: {name} holds {dataset.dtype}, not floating-point numbers")
+    try:
+        values = torch.from_numpy(dataset[()].astype(np.float32, copy=False))
+    except OSError as error:
+        raise ValueError(f"{file.filename}: {name} cannot be read, the file is damaged ({error})") from None
+    check_finite(values, Path(file.filename), name)
+    begin = 0
+    for part in parts:
+        part.copy_(values[begin : begin + len(part)])
+        begin += len(part)
+
+
+def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    try:
+        found = file.get(name)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"{file.filename}: {name} cannot be read, the file is damaged ({error})") from None
+    if not isinstance(found, h5py.Dataset):
+        held = ", ".join(_datasets(file)[:40]) or "nothing"
+        raise ValueError(f"{file.filename}: {name} is missing; the file holds {held}")
+    return found
+
+
+def _datasets(file: h5py.File) -> list[str]:
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+def _refuse_surplus(file: h5py.File, expected: set[str], word_level: bool, options: str) -> None:
+    """Layers, filters or highways that the options do not name would be left out silently: wrong numbers."""
+    for name in sorted(set(_datasets(file)) - expected):
+        group = name.split("/")[0]
+        if group.startswith("RNN_") or (not word_level and group.startswith("CNN")):
+            raise ValueError(f"{file.filename}: {name} has no place in {options}: the options contradict the weights")
+        logger.warning("%s: %s is no part of the biLM and is left aside", file.filename, name)
+
+
+def _table(values: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
+    found = values.get(key)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{source}: {key!r} is missing or no table: {found!r}")
+    return found
+
+
+def _required(values: Mapping[str, Any], table: str, key: str, source: str) -> Any:
+    if key not in values:
+        raise ValueError(f"{source}: {table}.{key} is missing")
+    return values[key]

@@ -1,0 +1,360 @@
+"""The biLM of Peters et al. (2018), section 3, in the order that data flows.
+
+Enters: character ids (B, T, C), or word ids (B, T) of a word-level model; 0 is padding, every other id is shifted by 1.
+Leaves: every layer's vectors (L+1, B, T, 2P), their mask, and the state.
+
+Legend of shapes: B sentences, T tokens, N distinct words, C characters of a word (cells inside the LSTM), F filters,
+P projection, L LSTM layers, D = 2 directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elmokit import kernels
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, words_to_ids
+from elmokit.config import BiLMConfig
+from elmokit.kernels import LSTMState, LSTMWeights
+
+SHIFTED_PAD = NUM_CHARACTERS  # id of the pad character after the shift by one
+WORDS_AT_ONCE = 1024  # the convolutions of this many words stay under half a gigabyte at the published sizes
+GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # elements of the hoisted input product that one kernel call may hold
+
+
+class CharacterEncoder(nn.Module):
+    """Characters of a word -> its context-free vector: convolutions, max over positions, highways, projection."""
+
+    def __init__(
+        self,
+        *,
+        char_dim: int,
+        filters: Sequence[tuple[int, int]],
+        activation: str,
+        num_highways: int,
+        projection_dim: int | None,
+    ) -> None:
+        super().__init__()
+        filters_dim = sum(channels for _, channels in filters)
+        self.activation = activation
+        self.char_embedding = nn.Parameter(torch.empty(NUM_CHARACTERS, char_dim))
+        self.convolutions = nn.ModuleList(nn.Conv1d(char_dim, channels, width) for width, channels in filters)
+        self.highways = nn.ModuleList(Highway(filters_dim) for _ in range(num_highways))
+        self.projection = nn.Linear(filters_dim, projection_dim) if projection_dim is not None else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The published initial values."""
+        nn.init.uniform_(self.char_embedding, -1.0, 1.0)
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv1d)
+            assert convolution.bias is not None
+            if self.activation == "relu":
+                nn.init.uniform_(convolution.weight, -0.05, 0.05)
+            else:
+                nn.init.normal_(convolution.weight, 0.0, 1.0 / math.sqrt(convolution.weight[0].numel()))
+            nn.init.zeros_(convolution.bias)
+        if self.projection is not None:
+            init_linear(self.projection)
+
+    def forward(self, char_ids: Tensor) -> Tensor:
+        """(N, C) shifted ids -> (N, P)."""
+        if not len(char_ids):
+            return self._encode(char_ids)
+        begins = range(0, len(char_ids), WORDS_AT_ONCE)
+        blocks = [self._encode(char_ids[begin : begin + WORDS_AT_ONCE]) for begin in begins]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def _encode(self, char_ids: Tensor) -> Tensor:
+        char_ids = self.trim(char_ids)
+        table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 reads as zeros
+        x = functional.embedding(char_ids, table).transpose(1, 2)  # (N, d, C)
+        # max before activation: both activations rise, so the maximum is the same and the work C times less
+        maxima = torch.cat([convolution(x).amax(dim=-1) for convolution in self.convolutions], dim=-1)  # (N, F)
+        x = torch.relu(maxima) if self.activation == "relu" else torch.tanh(maxima)
+        for highway in self.highways:
+            x = highway(x)  # (N, F)
+        return x if self.projection is None else self.projection(x)  # (N, P)
+
+    def trim(self, char_ids: Tensor) -> Tensor:
+        """Drop trailing columns that hold pads alone, and only so many that no maximum can change.
+
+        Pads are not masked, so windows over pads count; but all windows of pads alone are equal, and one is enough.
+        """
+        columns = char_ids.shape[1]
+        used = (char_ids != SHIFTED_PAD).any(dim=0).nonzero()
+        longest = int(used[-1]) + 1 if len(used) else 0
+        widest = max(c.kernel_size[0] for c in self.convolutions if isinstance(c, nn.Conv1d))
+        return char_ids[:, : min(columns, longest + widest)]
+
+
+class Highway(nn.Module):
+    """y = g * relu(x Wt + bt) + (1 - g) * x, with g = sigmoid(x Wc + bc)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.transform = nn.Linear(dim, dim)
+        self.carry = nn.Linear(dim, dim)
+        init_linear(self.transform)
+        init_linear(self.carry)
+        nn.init.constant_(self.carry.bias, -2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, F) -> (N, F)."""
+        return torch.lerp(x, torch.relu(self.transform(x)), torch.sigmoid(self.carry(x)))
+
+
+class ProjectedLSTM(nn.Module):
+    """One layer of LSTM with projection and clips, both directions, each with weights of its own."""
+
+    def __init__(self, *, projection_dim: int, cell_dim: int, cell_clip: float | None, proj_clip: float | None) -> None:
+        super().__init__()
+        self.cell_clip, self.proj_clip = cell_clip, proj_clip
+        self.input_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
+        self.recurrent_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
+        self.bias = nn.Parameter(torch.zeros(2, 4 * cell_dim))
+        self.projection = nn.Parameter(torch.empty(2, cell_dim, projection_dim))
+        # Glorot over the joined [input; recurrent] matrix, as TensorFlow saw it
+        bound = math.sqrt(6.0 / (2 * projection_dim + 4 * cell_dim))
+        nn.init.uniform_(self.input_weight, -bound, bound)
+        nn.init.uniform_(self.recurrent_weight, -bound, bound)
+        bound = math.sqrt(6.0 / (cell_dim + projection_dim))
+        nn.init.uniform_(self.projection, -bound, bound)
+
+    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """inputs (D, T, B, P), lengths (B,) -> outputs (D, T, B, P), state.
+
+        A long document goes through in blocks of steps, the state carried, so that memory does not grow with the gates
+        of all its steps; the backward direction takes its blocks from the end.
+        """
+        weights = LSTMWeights(self.input_weight, self.recurrent_weight, self.bias, self.projection)
+        engine = kernels.choose(inputs)
+        steps, rows = inputs.shape[1:3]
+        gates_per_step = max(1, rows * self.bias.numel())
+        block = max(1, GATES_AT_ONCE.get(inputs.device.type, GATES_AT_ONCE["cpu"]) // gates_per_step)
+        forward, backward = [], []
+        for begin in range(0, max(steps, 1), block):
+            end = min(begin + block, steps)
+            if end - begin == steps:
+                part, part_lengths = inputs, lengths.expand(2, -1)
+            else:
+                part = torch.stack([inputs[0, begin:end], inputs[1, steps - end : steps - begin]])
+                starts = torch.tensor([[begin], [steps - end]], device=lengths.device)
+                part_lengths = (lengths - starts).clamp(0, end - begin)  # (D, B)
+            outputs, state = engine.lstm(
+                part, part_lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip
+            )
+            if end - begin == steps:
+                return outputs, state
+            forward.append(outputs[0])
+            backward.append(outputs[1])
+        return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state
+
+
+class BiLMState(NamedTuple):
+    """What the LSTMs remember of each row after its last token."""
+
+    hidden: Tensor  # (L, D, B, P)
+    cell: Tensor  # (L, D, B, C)
+
+
+@dataclass(frozen=True)
+class BiLMOutput:
+    """One run of the biLM."""
+
+    layers: Tensor
+    """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l the l-th LSTM's [forward; backward]."""
+    mask: Tensor
+    """(B, T) bool: True where a token stands."""
+    state: BiLMState
+
+
+class BiLM(nn.Module):
+    """A bidirectional language model without its softmax.  A call is pure: state goes in and comes out."""
+
+    def __init__(self, config: BiLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.char_encoder: CharacterEncoder | None = None
+        self.word_embedding: nn.Parameter | None = None
+        if config.num_words is None:
+            self.char_encoder = CharacterEncoder(
+                char_dim=config.char_dim,
+                filters=config.filters,
+                activation=config.activation,
+                num_highways=config.num_highways,
+                projection_dim=config.projection_dim if config.char_projection else None,
+            )
+        else:
+            self.word_embedding = nn.Parameter(torch.empty(config.num_words, config.projection_dim))
+            nn.init.uniform_(self.word_embedding, -1.0, 1.0)
+        self.layers = nn.ModuleList(
+            ProjectedLSTM(
+                projection_dim=config.projection_dim,
+                cell_dim=config.cell_dim,
+                cell_clip=config.cell_clip,
+                proj_clip=config.proj_clip,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.register_buffer("boundary_ids", self._boundary_ids(), persistent=False)
+
+    def _boundary_ids(self) -> Tensor:
+        """Shifted ids of the two boundary tokens: (2, C) characters, or (2,) words."""
+        if self.config.num_words is not None:
+            return torch.tensor([self.config.bos_id, self.config.eos_id]) + 1
+        ids = words_to_ids([BOS_TOKEN, EOS_TOKEN], max_characters=self.config.max_characters)
+        return torch.from_numpy(ids).long() + 1
+
+    def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
+        """Shifted character ids (B, T, C), or word ids (B, T) of a word-level model -> all layers.
+
+        Boundary tokens are added to each sentence here, and taken off again unless `keep_boundaries`.
+        """
+        mask = self._mask(ids)
+        num_rows, num_steps = mask.shape
+        lengths = mask.sum(dim=1)  # (B,)
+        words, inverse = distinct_rows(ids[mask])
+        boundaries = self.get_buffer("boundary_ids")
+        vectors = self.embed_words(torch.cat([boundaries, words]))  # (2 + N, P)
+        # vector 0 is <S>, 1 is </S>; which one stands at padding does not matter
+        index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
+        index[:, 1:-1][mask] = inverse + 2
+        index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
+        return self.contextualize(vectors[index.t()], lengths + 2, state=state, keep_boundaries=keep_boundaries)
+
+    def embed_words(self, ids: Tensor) -> Tensor:
+        """Context-free vectors of words: shifted ids (N, C) or (N,) -> (N, P)."""
+        if self.char_encoder is not None:
+            vectors: Tensor = self.char_encoder(ids)
+            return vectors
+        assert self.word_embedding is not None
+        return functional.embedding(ids - 1, self.word_embedding)
+
+    def contextualize(
+        self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
+    ) -> BiLMOutput:
+        """Run the LSTMs over token vectors (T, B, P), time first, each row with its boundary tokens.
+
+        `lengths` (B,) counts a row's tokens, boundaries included; what stands after them is not read.
+        """
+        num_steps, num_rows = tokens.shape[:2]
+        mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
+        x = tokens * mask.unsqueeze(-1)  # (T, B, P)
+        state = self.initial_state(num_rows) if state is None else self._check_state(state, num_rows)
+        outputs = x.expand(2, *x.shape)  # (D, T, B, P)
+        layers, last = [outputs], []
+        for number, layer in enumerate(self.layers):
+            inputs = outputs
+            outputs, layer_state = layer(inputs, lengths, LSTMState(state.hidden[number], state.cell[number]))
+            if number > 0 and self.config.skip_connections:
+                outputs = outputs + inputs
+            layers.append(outputs)
+            last.append(layer_state)
+        if not keep_boundaries:  # a sentence is then two tokens shorter, and its </S> reads as padding
+            mask = mask[2:]
+            layers = [outputs[:, 1:-1] * mask.unsqueeze(-1) for outputs in layers]
+        return BiLMOutput(
+            # (L+1, D, T, B, P) -> (L+1, B, T, 2P)
+            torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers]).transpose(1, 2),
+            mask.t(),
+            BiLMState(torch.stack([s.hidden for s in last]), torch.stack([s.cell for s in last])),
+        )
+
+    def initial_state(self, num_rows: int) -> BiLMState:
+        """The state before the first token: zeros."""
+        config, like = self.config, self.layers[0].bias
+        assert isinstance(like, Tensor)
+        shape = (config.num_layers, 2, num_rows)
+        return BiLMState(like.new_zeros(*shape, config.projection_dim), like.new_zeros(*shape, config.cell_dim))
+
+    def _check_state(self, state: BiLMState, num_rows: int) -> BiLMState:
+        expected = self.initial_state(num_rows)
+        for name, given, wanted in zip(BiLMState._fields, state, expected, strict=True):
+            if given.shape != wanted.shape:
+                raise ValueError(
+                    f"state.{name} is {tuple(given.shape)}, this batch needs {tuple(wanted.shape)} "
+                    "(layers, directions, rows, width): pass the state of a batch with as many rows, or None"
+                )
+        return state
+
+    def _mask(self, ids: Tensor) -> Tensor:
+        """(B, T) bool from shifted ids; ids of a wrong shape, type or range are a ValueError."""
+        columns = self.config.max_characters if self.config.num_words is None else None
+        wanted = "(B, T)" if columns is None else f"(B, T, {columns})"
+        if ids.ndim != (2 if columns is None else 3) or (columns is not None and ids.shape[2] != columns):
+            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with batch_to_ids")
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with batch_to_ids")
+        largest = NUM_CHARACTERS if self.config.num_words is None else self.config.num_words
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
+            raise ValueError(f"ids run from {int(ids.min())} to {int(ids.max())}, this model reads 0 to {largest}")
+        mask = ids > 0 if columns is None else (ids > 0).any(dim=-1)
+        if mask.shape[1] > 1 and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+            raise ValueError("ids have padding before a token: padding belongs at the end of a row")
+        return mask
+
+
+class ScalarMix(nn.Module):
+    """gamma * sum_j softmax(w)_j * layer_j: the weights that a task learns (equation 1 of the paper)."""
+
+    def __init__(self, num_layers: int, *, layer_norm: bool = False, eps: float = 1e-13) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+        self.layer_norm, self.eps = layer_norm, eps
+
+    def forward(self, layers: Tensor, mask: Tensor) -> Tensor:
+        """(L+1, B, T, 2P), (B, T) -> (B, T, 2P)."""
+        if len(layers) != len(self.weights):
+            raise ValueError(f"this mix weighs {len(self.weights)} layers, {len(layers)} came")
+        if self.layer_norm:
+            layers = self._normalize(layers, mask)
+        return self.gamma * torch.einsum("l,lbtp->btp", self.weights.softmax(dim=0), layers)
+
+    def _normalize(self, layers: Tensor, mask: Tensor) -> Tensor:
+        """One mean and one variance for each layer, over all unmasked elements of the batch."""
+        live = mask.unsqueeze(-1).to(layers.dtype)  # (B, T, 1)
+        count = live.sum() * layers.shape[-1]
+        over = (1, 2, 3)
+        mean = (layers * live).sum(over, keepdim=True) / count
+        variance = (((layers - mean) * live) ** 2).sum(over, keepdim=True) / count
+        return (layers - mean) * torch.rsqrt(variance + self.eps)
+
+    def l2(self) -> Tensor:
+        """Sum of squares of the layer weights: the paper's regulariser, before its lambda."""
+        return (self.weights**2).sum()
+
+
+def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows of `ids` (N, C) or (N,) and, for each row, its place among them.
+
+    Rows are compared by a 64-bit hash, then checked: a collision falls back to comparing whole rows.
+    """
+    if not len(ids):
+        return ids, torch.zeros(0, dtype=torch.long, device=ids.device)
+    if ids.ndim == 1:
+        distinct, inverse = torch.unique(ids, return_inverse=True)
+        return distinct, inverse
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(2**62, (ids.shape[1],), generator=generator, dtype=torch.int64) * 2 + 1
+    hashes = (ids.long() * factors.to(ids.device)).sum(dim=1)  # wraps around, as a hash may
+    keys, inverse = torch.unique(hashes, return_inverse=True)
+    first = torch.full((len(keys),), len(ids), dtype=torch.long, device=ids.device)
+    first.scatter_reduce_(0, inverse, torch.arange(len(ids), device=ids.device), "amin")
+    distinct = ids[first]
+    if not torch.equal(distinct[inverse], ids):
+        distinct, inverse = torch.unique(ids, dim=0, return_inverse=True)
+    return distinct, inverse
+
+
+def init_linear(linear: nn.Linear) -> None:
+    """N(0, 1/sqrt(fan_in)) and zero bias, as published."""
+    nn.init.normal_(linear.weight, 0.0, 1.0 / math.sqrt(linear.in_features))
+    nn.init.zeros_(linear.bias)
