@@ -1,1 +1,70 @@
-"""elmokit: contextual word vectors from bidirectional language models."""
+"""elmokit: contextual word vectors from bidirectional language models.
+
+    from elmokit import ELMo
+
+    model = ELMo.from_pretrained()
+    model.embed(["The bank lent money ."])      # [array of (5, 2P)]
+
+Names are imported on first use, so that `elmokit --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elmokit.characters import batch_to_ids, tokenize
+    from elmokit.config import BiLMConfig
+    from elmokit.corpus import Vocabulary
+    from elmokit.evaluate import Perplexity, TokenLogProbs
+    from elmokit.model import ELMo, ELMoOutput
+    from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
+    from elmokit.pretrain import pretrain
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BiLM": "network",
+    "BiLMConfig": "config",
+    "BiLMOutput": "network",
+    "BiLMState": "network",
+    "ELMo": "model",
+    "ELMoOutput": "model",
+    "Perplexity": "evaluate",
+    "ScalarMix": "network",
+    "TokenLogProbs": "evaluate",
+    "Vocabulary": "corpus",
+    "batch_to_ids": "characters",
+    "pretrain": "pretrain",
+    "tokenize": "characters",
+}
+
+__all__ = [
+    "BiLM",
+    "BiLMConfig",
+    "BiLMOutput",
+    "BiLMState",
+    "ELMo",
+    "ELMoOutput",
+    "Perplexity",
+    "ScalarMix",
+    "TokenLogProbs",
+    "Vocabulary",
+    "__version__",
+    "batch_to_ids",
+    "pretrain",
+    "tokenize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'elmokit' has no attribute {name!r}")
+    value = getattr(import_module(f"elmokit.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,8 +11,7 @@ import json
 import math
 import os
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from elmokit.config import BiLMConfig, from_mapping, read_json, to_mapping
+from elmokit.corpus import Vocabulary
+from elmokit.files import replacing
 from elmokit.network import BiLM
 
 CONFIG_FILE = "config.json"
@@ -43,7 +44,7 @@ class ModelFiles:
     """The biLM's tensors, and `mixes.k.weights`, `mixes.k.gamma` where mixes were saved."""
     softmax: dict[str, Tensor] | None = None
     """`weight` (V, P) and `bias` (V,) of the output layer that both directions share."""
-    vocabulary: list[str] | None = None
+    vocabulary: Vocabulary | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """How the mixes were made: `layer_norm`."""
 
@@ -60,8 +61,7 @@ def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str) -> Non
             softmax = whole.enter_context(replacing(folder / SOFTMAX_FILE))
             save_file({name: tensor.contiguous() for name, tensor in files.softmax.items()}, softmax)
         if files.vocabulary is not None:
-            vocabulary = whole.enter_context(replacing(folder / VOCABULARY_FILE))
-            vocabulary.write_text("".join(word + "\n" for word in files.vocabulary), encoding="utf-8")
+            files.vocabulary.save(whole.enter_context(replacing(folder / VOCABULARY_FILE)))
         if not (folder / CARD_FILE).exists():
             whole.enter_context(replacing(folder / CARD_FILE)).write_text(card, encoding="utf-8")
         text = json.dumps(config, indent=2) + "\n"
@@ -91,7 +91,7 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
 
     softmax, vocabulary = None, None
     if (folder / VOCABULARY_FILE).is_file():
-        vocabulary = read_words(folder / VOCABULARY_FILE)
+        vocabulary = Vocabulary.load(folder / VOCABULARY_FILE)
     if (folder / SOFTMAX_FILE).is_file():
         softmax = _read(folder / SOFTMAX_FILE)
         if vocabulary is None:
@@ -102,31 +102,6 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
         for name, tensor in softmax.items():
             check_finite(tensor, folder / SOFTMAX_FILE, name)
     return ModelFiles(config, weights, softmax, vocabulary, values)
-
-
-def read_words(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a vocabulary file."""
-    try:
-        words = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error})") from None
-    return words[:-1] if words[-1] == "" else words
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; when the block ends well its content is on disk and takes the place of `path`."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], path: Path) -> None:
@@ -158,9 +133,3 @@ def _read(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

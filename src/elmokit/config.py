@@ -121,7 +121,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in `path`; errors name the file."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")

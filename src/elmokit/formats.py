@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from elmokit.characters import NUM_CHARACTERS
-from elmokit.checkpoint import check_finite, replacing
+from elmokit.checkpoint import check_finite
 from elmokit.config import BiLMConfig, from_mapping, read_json
+from elmokit.files import replacing
 from elmokit.network import BiLM
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ P projection, L LSTM layers, D = 2 directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class CharacterEncoder(nn.Module):
             assert convolution.bias is not None
             if self.activation == "relu":
                 nn.init.uniform_(convolution.weight, -0.05, 0.05)
-            else:
+            elif not convolution.weight.is_meta:  # as in init_linear
                 nn.init.normal_(convolution.weight, 0.0, 1.0 / math.sqrt(convolution.weight[0].numel()))
             nn.init.zeros_(convolution.bias)
         if self.projection is not None:
@@ -203,14 +203,20 @@ class BiLM(nn.Module):
             )
             for _ in range(config.num_layers)
         )
+        self.boundary_ids: Tensor
         self.register_buffer("boundary_ids", self._boundary_ids(), persistent=False)
 
     def _boundary_ids(self) -> Tensor:
         """Shifted ids of the two boundary tokens: (2, C) characters, or (2,) words."""
         if self.config.num_words is not None:
-            return torch.tensor([self.config.bos_id, self.config.eos_id]) + 1
+            return torch.tensor([self.config.bos_id + 1, self.config.eos_id + 1])
         ids = words_to_ids([BOS_TOKEN, EOS_TOKEN], max_characters=self.config.max_characters)
         return torch.from_numpy(ids).long() + 1
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take tensors as parameters, without a copy; also on a model that was made on the meta device."""
+        self.load_state_dict(dict(weights), assign=True)
+        self.boundary_ids = self._boundary_ids().to(next(self.parameters()).device)
 
     def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
         """Shifted character ids (B, T, C), or word ids (B, T) of a word-level model -> all layers.
@@ -221,8 +227,7 @@ class BiLM(nn.Module):
         num_rows, num_steps = mask.shape
         lengths = mask.sum(dim=1)  # (B,)
         words, inverse = distinct_rows(ids[mask])
-        boundaries = self.get_buffer("boundary_ids")
-        vectors = self.embed_words(torch.cat([boundaries, words]))  # (2 + N, P)
+        vectors = self.embed_words(torch.cat([self.boundary_ids, words]))  # (2 + N, P)
         # vector 0 is <S>, 1 is </S>; which one stands at padding does not matter
         index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
         index[:, 1:-1][mask] = inverse + 2
@@ -246,7 +251,7 @@ class BiLM(nn.Module):
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
-        x = tokens * mask.unsqueeze(-1)  # (T, B, P)
+        x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
         state = self.initial_state(num_rows) if state is None else self._check_state(state, num_rows)
         outputs = x.expand(2, *x.shape)  # (D, T, B, P)
         layers, last = [outputs], []
@@ -276,16 +281,24 @@ class BiLM(nn.Module):
 
     def _check_state(self, state: BiLMState, num_rows: int) -> BiLMState:
         expected = self.initial_state(num_rows)
+        if not isinstance(state, BiLMState):
+            raise ValueError(f"state must be a BiLMState, as a run's output holds it, or None, not {state!r}")
         for name, given, wanted in zip(BiLMState._fields, state, expected, strict=True):
             if given.shape != wanted.shape:
                 raise ValueError(
                     f"state.{name} is {tuple(given.shape)}, this batch needs {tuple(wanted.shape)} "
                     "(layers, directions, rows, width): pass the state of a batch with as many rows, or None"
                 )
+            if (given.dtype, given.device) != (wanted.dtype, wanted.device):
+                raise ValueError(
+                    f"state.{name} is {given.dtype} on {given.device}, the model {wanted.dtype} on {wanted.device}"
+                )
         return state
 
     def _mask(self, ids: Tensor) -> Tensor:
         """(B, T) bool from shifted ids; ids of a wrong shape, type or range are a ValueError."""
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids")
         columns = self.config.max_characters if self.config.num_words is None else None
         wanted = "(B, T)" if columns is None else f"(B, T, {columns})"
         if ids.ndim != (2 if columns is None else 3) or (columns is not None and ids.shape[2] != columns):
@@ -321,7 +334,7 @@ class ScalarMix(nn.Module):
     def _normalize(self, layers: Tensor, mask: Tensor) -> Tensor:
         """One mean and one variance for each layer, over all unmasked elements of the batch."""
         live = mask.unsqueeze(-1).to(layers.dtype)  # (B, T, 1)
-        count = live.sum() * layers.shape[-1]
+        count = (live.sum() * layers.shape[-1]).clamp(min=1)
         over = (1, 2, 3)
         mean = (layers * live).sum(over, keepdim=True) / count
         variance = (((layers - mean) * live) ** 2).sum(over, keepdim=True) / count
@@ -356,5 +369,7 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def init_linear(linear: nn.Linear) -> None:
     """N(0, 1/sqrt(fan_in)) and zero bias, as published."""
+    if linear.weight.is_meta:  # normal_ on a meta tensor imports half of torch's compiler, for nothing
+        return
     nn.init.normal_(linear.weight, 0.0, 1.0 / math.sqrt(linear.in_features))
     nn.init.zeros_(linear.bias)

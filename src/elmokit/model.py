@@ -1,0 +1,618 @@
+"""ELMo: the one class that users hold.
+
+Enters: sentences, as strings or token lists, or character ids inside a user's own network.  Leaves: vectors: NumPy
+arrays from `embed` and `encode`, tensors with gradients from `forward`, numbers from the language model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elmokit import checkpoint, evaluate, formats, hub
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, as_list, as_tokens, tokenize, words_to_ids
+from elmokit.checkpoint import ModelFiles
+from elmokit.corpus import Vocabulary
+from elmokit.evaluate import Perplexity, Substitute, TokenLogProbs
+from elmokit.losses import OutputLayer
+from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
+
+Sentence = str | Sequence[str]
+Layers = Literal["average", "top", "all"] | int
+StateRule = Literal["stateless", "carry"]
+
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 32768}  # padded tokens of one batch
+SENTENCES_AT_ONCE = 4096  # tokenized and sorted by length together, while the ones before them run
+CARRIED_ROWS = 64  # rows of a batch whose state is carried, unless batch_size says otherwise
+CACHED_WORDS = 65536
+
+
+@dataclass(frozen=True)
+class ELMoOutput:
+    """What `ELMo.forward` gives a task."""
+
+    mixes: list[Tensor]
+    """One (B, T, 2P) for each mix."""
+    mask: Tensor
+    """(B, T) bool: True where a token stands."""
+    layers: Tensor
+    """(L+1, B, T, 2P)."""
+
+
+class ELMo(nn.Module):
+    """A biLM with its mixes; with an output layer and a vocabulary it is a language model too.
+
+    Stateless unless told otherwise: a sentence's vectors are the same alone, in any batch, in any order.  With
+    `state="carry"` each row of a batch starts where the same row of the batch before it ended, as the published code
+    does; `reset_state` forgets.
+    """
+
+    def __init__(
+        self,
+        bilm: BiLM,
+        *,
+        freeze: bool = True,
+        num_mixes: int = 1,
+        dropout: float = 0.5,
+        layer_norm: bool = False,
+        keep_boundaries: bool = False,
+        state: StateRule = "stateless",
+        output_layer: OutputLayer | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        super().__init__()
+        if num_mixes < 0:
+            raise ValueError(f"num_mixes must be 0 or more, not {num_mixes}")
+        if state not in ("stateless", "carry"):
+            raise ValueError(f'state must be "stateless" or "carry", not {state!r}')
+        if bilm.config.num_words is not None and (vocabulary is None or len(vocabulary) != bilm.config.num_words):
+            held = "none came" if vocabulary is None else f"one of {len(vocabulary)} came"
+            raise ValueError(f"a word-level model of {bilm.config.num_words} words needs its vocabulary; {held}")
+        self.bilm = bilm
+        self.mixes = nn.ModuleList(
+            ScalarMix(bilm.config.num_layers + 1, layer_norm=layer_norm) for _ in range(num_mixes)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.output_layer = output_layer
+        self.vocabulary = vocabulary
+        self.freeze, self.layer_norm, self.keep_boundaries, self.state = freeze, layer_norm, keep_boundaries, state
+        for module in (bilm, output_layer):
+            if module is not None:
+                module.requires_grad_(not freeze)
+        self._words = WordCache(self._embed_words, CACHED_WORDS)
+        self._carried: BiLMState | None = None
+        self._lock = threading.RLock()
+
+    # ---- from and to files -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | os.PathLike[str] | None = None,
+        *,
+        freeze: bool = True,
+        num_mixes: int | None = None,
+        dropout: float = 0.5,
+        layer_norm: bool | None = None,
+        keep_boundaries: bool = False,
+        state: StateRule = "stateless",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        progress: hub.Progress | None = None,
+    ) -> ELMo:
+        """The embedded model; or a folder, an official name ("small", "original", …), or a Hugging Face id.
+
+        `num_mixes` and `layer_norm` are those of the folder (one plain mix where it has none) unless given here; mixes
+        that were saved are loaded where their number is the same.
+        """
+        location = hub.resolve(name, progress=progress)
+        if location.folder is not None:
+            files = checkpoint.load(location.folder)
+        else:
+            assert location.options is not None
+            assert location.weights is not None
+            files = ModelFiles(*formats.read_official(location.options, location.weights))
+        saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
+        model = cls._from_model_files(
+            files,
+            freeze=freeze,
+            num_mixes=(saved_mixes or 1) if num_mixes is None else num_mixes,
+            dropout=dropout,
+            layer_norm=bool(files.settings.get("layer_norm", False)) if layer_norm is None else layer_norm,
+            keep_boundaries=keep_boundaries,
+            state=state,
+        )
+        return model.to(device=device, dtype=dtype)
+
+    @classmethod
+    def from_files(
+        cls,
+        options: str | os.PathLike[str],
+        weights: str | os.PathLike[str],
+        *,
+        vocabulary: str | os.PathLike[str] | None = None,
+        embeddings: str | os.PathLike[str] | None = None,
+        softmax: str | os.PathLike[str] | None = None,
+        freeze: bool = True,
+        num_mixes: int = 1,
+        dropout: float = 0.5,
+        layer_norm: bool = False,
+        keep_boundaries: bool = False,
+        state: StateRule = "stateless",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        progress: hub.Progress | None = None,
+    ) -> ELMo:
+        """The official files as they were downloaded; each may be a URL.
+
+        `vocabulary` names the rows of `softmax` (which makes a language model) and of `embeddings` (a token-embedding
+        file, which makes a word-level model).
+        """
+        words = None if vocabulary is None else Vocabulary.load(hub.fetch(vocabulary, progress=progress))
+        if softmax is not None and words is None:
+            raise ValueError(f"{softmax}: a softmax needs the vocabulary that names its rows: give vocabulary=")
+        config, tensors = formats.read_official(
+            hub.fetch(options, progress=progress),
+            hub.fetch(weights, progress=progress),
+            embeddings_path=None if embeddings is None else hub.fetch(embeddings, progress=progress),
+            boundary_ids=(0, 1) if words is None else (words.bos_id, words.eos_id),
+        )
+        rows = None
+        if softmax is not None:
+            rows = formats.read_softmax(hub.fetch(softmax, progress=progress), projection_dim=config.projection_dim)
+            assert words is not None
+            if len(rows["bias"]) != len(words):
+                raise ValueError(f"{softmax} has {len(rows['bias'])} rows, {vocabulary} has {len(words)} words")
+        model = cls._from_model_files(
+            ModelFiles(config, tensors, rows, words),
+            freeze=freeze,
+            num_mixes=num_mixes,
+            dropout=dropout,
+            layer_norm=layer_norm,
+            keep_boundaries=keep_boundaries,
+            state=state,
+        )
+        return model.to(device=device, dtype=dtype)
+
+    @classmethod
+    def _from_model_files(cls, files: ModelFiles, *, num_mixes: int, **settings: Any) -> ELMo:
+        with torch.device("meta"):  # no time spent on initial values that the files replace
+            bilm = BiLM(files.config)
+            output_layer = None
+            if files.softmax is not None:
+                output_layer = OutputLayer(*files.softmax["weight"].shape)
+        bilm.load_weights({name: t.float() for name, t in files.weights.items() if not name.startswith("mixes.")})
+        if output_layer is not None and files.softmax is not None:
+            output_layer.load_state_dict({name: t.float() for name, t in files.softmax.items()}, assign=True)
+        model = cls(bilm, num_mixes=num_mixes, output_layer=output_layer, vocabulary=files.vocabulary, **settings)
+        mixes = {name.removeprefix("mixes."): t for name, t in files.weights.items() if name.startswith("mixes.")}
+        if len(mixes) == 2 * num_mixes:
+            model.mixes.load_state_dict(mixes)
+        return model.eval()
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write our folder format: biLM, mixes, and where there are any the output layer and the vocabulary."""
+        weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
+        weights |= {f"mixes.{name}": t.cpu() for name, t in self.mixes.state_dict().items()}
+        softmax = None
+        if self.output_layer is not None:
+            softmax = {name: t.cpu() for name, t in self.output_layer.state_dict().items()}
+        files = ModelFiles(self.config, weights, softmax, self.vocabulary, {"layer_norm": self.layer_norm})
+        checkpoint.save(files, folder, card=self._card())
+
+    def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
+        """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
+        folder = Path(folder)
+        formats.write_official(self.config, self.bilm.state_dict(), folder)
+        if self.output_layer is not None:
+            formats.write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
+        if self.vocabulary is not None:
+            self.vocabulary.save(folder / checkpoint.VOCABULARY_FILE)
+
+    def export_token_embeddings(self, vocabulary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+        """Write the context-free vector of each word of a vocabulary file, as bilm-tf's `dump_token_embeddings` did."""
+        with torch.no_grad():
+            vectors = self._embed_words(Vocabulary.load(Path(vocabulary)).words)
+        formats.write_token_embeddings(vectors, path)
+
+    def _card(self) -> str:
+        config = self.config
+        kind = "characters" if config.num_words is None else f"{config.num_words:,} words"
+        size = f"{config.num_layers} layers of {config.cell_dim} cells, projection {config.projection_dim}"
+        count = sum(p.numel() for p in self.bilm.parameters())
+        return (
+            f"# A biLM over {kind}\n\n{size}; {count:,} parameters.\n\n"
+            '```python\nfrom elmokit import ELMo\n\nmodel = ELMo.from_pretrained("this folder")\n```\n'
+        )
+
+    # ---- inside a user's own network ---------------------------------------------------------------------------------
+
+    def forward(self, ids: Tensor) -> ELMoOutput:
+        """Ids from `batch_to_ids` (or `to_ids`, for a word-level model) -> mixes, mask and layers.
+
+        Gradients reach the mixes; they reach the biLM too where `freeze` is False.
+        """
+        ids = ids.to(self.device)
+        keep = self.keep_boundaries or self.layer_norm  # the published layer norm counts the boundary tokens
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
+            output = self._carrying(len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep))
+        mixes = [mix(output.layers, output.mask) for mix in self.mixes]  # (B, T, 2P) each
+        layers, mask = output.layers, output.mask
+        if keep and not self.keep_boundaries:
+            mask = mask[:, 2:]
+            layers = layers[:, :, 1:-1] * mask.unsqueeze(-1)
+            mixes = [mixed[:, 1:-1] * mask.unsqueeze(-1) for mixed in mixes]
+        return ELMoOutput([self.dropout(mixed) for mixed in mixes], mask, layers)
+
+    def mix_l2(self) -> Tensor:
+        """Sum of squares of all mixes' layer weights: add `lambda` times this to a task's loss."""
+        zero = torch.zeros((), device=self.device)
+        return sum((mix.l2() for mix in self.mixes if isinstance(mix, ScalarMix)), zero)
+
+    def to_ids(self, sentences: Sequence[Sentence]) -> Tensor:
+        """Sentences -> the ids that `forward` reads: (B, T, 50) characters, or (B, T) words of a word-level model."""
+        tokens = as_tokens(sentences)
+        width = max(map(len, tokens), default=0)
+        shape = (len(tokens), width) if self.vocabulary_is_input else (len(tokens), width, self.config.max_characters)
+        ids = torch.zeros(shape, dtype=torch.long)
+        for row, sentence in zip(ids, tokens, strict=True):
+            row[: len(sentence)] = self._word_ids(sentence)
+        return ids
+
+    def reset_state(self) -> None:
+        """Forget the carried state: the next batch starts from zeros."""
+        with self._lock:
+            self._carried = None
+
+    # ---- vectors -----------------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        sentences: Sequence[Sentence],
+        *,
+        layers: Layers = "average",
+        batch_size: int | None = None,
+        show_progress: bool = False,
+        convert_to_tensor: bool = False,
+    ) -> list[Any]:
+        """One array for each sentence: (T, 2P), or (L+1, T, 2P) with `layers="all"`; strings are tokenized first.
+
+        `layers`: "average" is the even mix, "top" the last layer, an int one layer (0 is the context-free one).
+        `batch_size` bounds the sentences of a batch; batches are made by length and bounded in tokens in any case.
+        """
+        select, sentences = self._selection(layers), as_list(sentences)
+        results: list[Any] = [None] * len(sentences)
+        for batch, output in self._run(sentences, batch_size, show_progress):
+            chosen = select(output.layers)  # (B, T, 2P) or (L+1, B, T, 2P)
+            rows = chosen.unbind(-3)
+            if not convert_to_tensor:
+                rows = torch.stack(rows).float().cpu().unbind(0) if rows else rows
+            for position, length, row in zip(batch.positions, batch.lengths, rows, strict=True):
+                vectors = row[..., :length, :].clone()  # not a view: a view would keep the whole batch
+                results[position] = vectors if convert_to_tensor else vectors.numpy()
+        return results
+
+    def encode(
+        self,
+        sentences: Sentence | Sequence[Sentence],
+        *,
+        layers: Layers = "average",
+        batch_size: int | None = None,
+        normalize: bool = False,
+        show_progress: bool = False,
+        convert_to_tensor: bool = False,
+    ) -> Any:
+        """Sentence vectors (n, 2P): the mean of the token vectors, padding left out; (2P,) for one string.
+
+        An empty sentence is zeros.  `normalize` gives vectors of length one.
+        """
+        if layers == "all":
+            raise ValueError('encode gives one vector a sentence: layers="all" is for embed')
+        if isinstance(sentences, str):
+            return self.encode([sentences], layers=layers, normalize=normalize, convert_to_tensor=convert_to_tensor)[0]
+        select, sentences = self._selection(layers), as_list(sentences)
+        result = torch.zeros(len(sentences), 2 * self.config.projection_dim, device=self.device)
+        for batch, output in self._run(sentences, batch_size, show_progress):
+            totals = select(output.layers).float().sum(dim=1)  # padding is zero, so it adds nothing
+            counts = output.mask.sum(dim=1, keepdim=True).clamp(min=1)
+            result[torch.tensor(batch.positions, device=self.device)] = totals / counts
+        if normalize:
+            result = nn.functional.normalize(result, dim=-1)
+        return result if convert_to_tensor else result.cpu().numpy()
+
+    def similarity(
+        self, first: Sentence, second: Sentence, *, word: str | None = None, layers: Layers = "average"
+    ) -> float:
+        """Cosine of two sentences; with `word`, of that word's vectors in the two sentences (first occurrence)."""
+        if word is None:
+            a, b = self.encode([first, second], layers=layers)
+        else:
+            if layers == "all":
+                raise ValueError('similarity compares one vector a word: layers="all" is for embed')
+            tokens = as_tokens([first, second])
+            places = [_find(word, sentence) for sentence in tokens]
+            a, b = (vectors[place] for vectors, place in zip(self.embed(tokens, layers=layers), places, strict=True))
+        return float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
+
+    # ---- the language model ------------------------------------------------------------------------------------------
+
+    def log_probs(self, sentences: Sequence[Sentence]) -> list[TokenLogProbs]:
+        """Log-probability of every token, from the words before it and from the words after it."""
+        output_layer, vocabulary = self._language_model()
+        return evaluate.token_log_probs(self.bilm, output_layer, vocabulary, as_tokens(sentences))
+
+    def perplexity(self, sentences: Sequence[Sentence]) -> Perplexity:
+        """Perplexity of the sentences, each on its own, forward, backward and together."""
+        return evaluate.perplexity_of(self.log_probs(sentences))
+
+    def substitutes(self, sentence: str, *, k: int = 10) -> list[Substitute]:
+        """The k likeliest words in place of the one in brackets: `"He sat on the [bank] ."`."""
+        output_layer, vocabulary = self._language_model()
+        marked = re.findall(r"\[([^\[\]]*)\]", sentence)
+        if len(marked) != 1:
+            raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
+        before, after = (tokenize(part) for part in sentence.split(f"[{marked[0]}]"))
+        tokens = [*before, marked[0].strip(), *after]
+        return evaluate.substitutes(self.bilm, output_layer, vocabulary, tokens, len(before), k)
+
+    def _language_model(self) -> tuple[OutputLayer, Vocabulary]:
+        if self.output_layer is None or self.vocabulary is None:
+            raise ValueError(
+                "this model has no output layer, so it gives vectors but no probabilities: load a folder with "
+                f"{checkpoint.SOFTMAX_FILE} and {checkpoint.VOCABULARY_FILE}, or from_files(…, softmax=, vocabulary=)"
+            )
+        return self.output_layer, self.vocabulary
+
+    # ---- how a list of sentences runs --------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The biLM's `BiLMConfig`."""
+        return self.bilm.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.bilm.parameters()).device
+
+    @property
+    def vocabulary_is_input(self) -> bool:
+        """True for a word-level model, whose words are rows of a table."""
+        return self.bilm.config.num_words is not None
+
+    @torch.no_grad()
+    def _run(
+        self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool
+    ) -> Iterator[tuple[Batch, BiLMOutput]]:
+        """Batches of sentences with their outputs; the next sentences are tokenized while the network runs."""
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        if self.state == "carry":  # batches as they come: a row's place matters
+            budget, batch_size = None, batch_size or CARRIED_ROWS
+            window = batch_size
+        else:
+            budget, window = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"]), SENTENCES_AT_ONCE
+
+        def prepare(begin: int) -> list[Batch]:
+            tokens = as_tokens(sentences[begin : begin + window], first=begin)
+            return plan(tokens, begin, budget=budget, batch_size=batch_size)
+
+        with ExitStack() as stack:
+            advance = stack.enter_context(_progress(len(sentences))) if show_progress else None
+            for batches in _one_ahead(prepare, range(0, len(sentences), window)):
+                for batch in batches:
+                    for part, output in self._run_batch(batch):
+                        yield part, output
+                        if advance is not None:
+                            advance(len(part.positions))
+
+    def _run_batch(self, batch: Batch) -> Iterator[tuple[Batch, BiLMOutput]]:
+        """Run the batch, or where memory does not suffice its halves."""
+        try:
+            yield batch, self._carrying(len(batch.tokens), lambda state: self._contextualize(batch, state))
+            return
+        except RuntimeError as error:
+            if not _is_out_of_memory(error) or len(batch.tokens) == 1 or self.state == "carry":
+                raise
+        middle = len(batch.tokens) // 2
+        for part in (slice(None, middle), slice(middle, None)):
+            yield from self._run_batch(Batch(batch.positions[part], batch.tokens[part]))
+
+    def _contextualize(self, batch: Batch, state: BiLMState | None) -> BiLMOutput:
+        lengths = torch.tensor(batch.lengths) + 2
+        steps, rows = int(lengths.max()), len(batch.tokens)
+        padded = [EOS_TOKEN] * (steps * rows)  # time first; what stands after a sentence is not read
+        for row, tokens in enumerate(batch.tokens):
+            padded[row : rows * (len(tokens) + 1) : rows] = [BOS_TOKEN, *tokens]
+        vectors = self._words.lookup(padded, self._weights_key()) if self.freeze else self._distinct(padded)
+        tokens_first = vectors.view(steps, rows, -1)  # (T, B, P)
+        return self.bilm.contextualize(tokens_first, lengths.to(self.device, non_blocking=True), state=state)
+
+    def _carrying(self, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
+        """Run with no state, or with the state that the rows ended in last time."""
+        if self.state == "stateless":
+            return run(None)
+        with self._lock:
+            fresh = self.bilm.initial_state(num_rows)
+            if self._carried is not None:
+                for new, old in zip(fresh, self._carried, strict=True):
+                    known = min(num_rows, old.shape[2])
+                    new[:, :, :known] = old[:, :, :known].to(new)
+            output = run(fresh)
+            kept = []
+            for new, old in zip(output.state, self._carried or output.state, strict=True):
+                # rows that this batch did not use keep their state
+                kept.append(torch.cat([new.detach(), old[:, :, num_rows:].to(new)], dim=2))
+            self._carried = BiLMState(*kept)
+            return output
+
+    def _selection(self, layers: Layers) -> Callable[[Tensor], Tensor]:
+        last = self.config.num_layers
+        if layers == "average":
+            return lambda stacked: stacked.mean(dim=0)
+        if layers == "all":
+            return lambda stacked: stacked
+        if layers == "top":
+            return lambda stacked: stacked[last]
+        if isinstance(layers, int) and not isinstance(layers, bool) and 0 <= layers <= last:
+            return lambda stacked: stacked[layers]
+        raise ValueError(f'layers must be "average", "top", "all" or a number from 0 to {last}, not {layers!r}')
+
+    def _word_ids(self, words: Sequence[str]) -> Tensor:
+        """Shifted ids of words: (N, 50) characters, or (N,) rows of the word table."""
+        if self.vocabulary_is_input:
+            assert self.vocabulary is not None
+            return torch.from_numpy(self.vocabulary.ids(words)).long() + 1
+        return torch.from_numpy(words_to_ids(words, max_characters=self.config.max_characters)).long() + 1
+
+    def _embed_words(self, words: Sequence[str]) -> Tensor:
+        return self.bilm.embed_words(self._word_ids(words).to(self.device))
+
+    def _distinct(self, words: list[str]) -> Tensor:
+        places = {word: place for place, word in enumerate(dict.fromkeys(words))}
+        return self._embed_words(list(places))[torch.tensor([places[word] for word in words], device=self.device)]
+
+    def _weights_key(self) -> tuple[Any, ...]:
+        """Changes whenever the weights that make context-free vectors do."""
+        encoder = self.bilm.char_encoder
+        parameters = [self.bilm.word_embedding] if encoder is None else encoder.parameters()
+        return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in parameters if p is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Locks and caches stay here when a model is copied or sent to another process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_words")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+        self._words = WordCache(self._embed_words, CACHED_WORDS)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences that run together, and where each stood in the input."""
+
+    positions: list[int]
+    tokens: list[list[str]]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sentence."""
+        return [len(tokens) for tokens in self.tokens]
+
+
+def plan(sentences: list[list[str]], first: int, *, budget: int | None, batch_size: int | None) -> list[Batch]:
+    """Batches by falling length, each at most `budget` padded tokens; without a budget, in order."""
+    order = list(range(len(sentences)))
+    if budget is not None:
+        order.sort(key=lambda place: -len(sentences[place]))
+    batches, begin = [], 0
+    while begin < len(order):
+        longest = len(sentences[order[begin]]) + 2
+        size = max(1, budget // longest) if budget is not None else len(order)
+        chosen = order[begin : begin + min(size, batch_size or size)]
+        batches.append(Batch([first + place for place in chosen], [sentences[place] for place in chosen]))
+        begin += len(chosen)
+    return batches
+
+
+class WordCache:
+    """Word -> its context-free vector, kept across calls; words that were not used lately make room for new ones."""
+
+    def __init__(self, embed: Callable[[Sequence[str]], Tensor], capacity: int) -> None:
+        self.embed, self.capacity = embed, capacity
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._key: object = None
+        self._slots: dict[str, int] = {}
+        self._table: Tensor | None = None  # (slots, P)
+        self._used = np.zeros(0, dtype=np.int64)  # the call that last read each slot
+        self._call = 0
+
+    def lookup(self, words: list[str], key: object) -> Tensor:
+        """The vectors of `words`, (N, P); `key` changes with the weights that make them."""
+        with self._lock:
+            if key != self._key:
+                self._forget()
+                self._key = key
+            self._call += 1
+            missing = [word for word in dict.fromkeys(words) if word not in self._slots]
+            if missing:
+                self._insert(missing, words)
+            assert self._table is not None
+            slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
+            self._used[slots] = self._call
+            return self._table[torch.from_numpy(slots).to(self._table.device, non_blocking=True)]
+
+    def _insert(self, missing: list[str], words: list[str]) -> None:
+        if len(self._slots) + len(missing) > self.capacity:
+            self._make_room(len(missing), keep=set(words))
+        vectors = self.embed(missing)
+        begin, end = len(self._slots), len(self._slots) + len(missing)
+        if self._table is None or end > len(self._table):
+            grown = vectors.new_empty(max(end, min(2 * end, self.capacity)), vectors.shape[1])
+            if self._table is not None:
+                grown[:begin] = self._table[:begin]
+            self._table = grown
+            self._used = np.concatenate([self._used, np.zeros(len(grown) - len(self._used), dtype=np.int64)])
+        self._table[begin:end] = vectors
+        self._slots.update(zip(missing, range(begin, end), strict=True))
+
+    def _make_room(self, needed: int, keep: set[str]) -> None:
+        """Keep the half that was used last, and what this call reads; slots are numbered anew."""
+        assert self._table is not None
+        room = max(0, min(self.capacity // 2, self.capacity - needed))
+        newest = sorted(self._slots, key=lambda word: -self._used[self._slots[word]])
+        kept = [word for place, word in enumerate(newest) if place < room or word in keep]
+        slots = [self._slots[word] for word in kept]
+        self._table[: len(kept)] = self._table[torch.tensor(slots, dtype=torch.long, device=self._table.device)]
+        self._used[: len(kept)] = self._used[slots]
+        self._slots = dict(zip(kept, range(len(kept)), strict=True))
+
+
+def _find(word: str, tokens: list[str]) -> int:
+    if word in tokens:
+        return tokens.index(word)
+    lowered = [token.lower() for token in tokens]
+    if word.lower() in lowered:
+        return lowered.index(word.lower())
+    raise ValueError(f"the word {word!r} is not in the sentence; its tokens are {tokens}")
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _one_ahead(function: Callable[[int], list[Batch]], arguments: Sequence[int]) -> Iterator[list[Batch]]:
+    """function(argument) for each, computed in a thread while the result before it is in use."""
+    if len(arguments) < 2:
+        yield from map(function, arguments)
+        return
+    with ThreadPoolExecutor(1, "elmokit-tokens") as pool:
+        ahead = pool.submit(function, arguments[0])
+        for argument in arguments[1:]:
+            ready, ahead = ahead, pool.submit(function, argument)
+            yield ready.result()
+        yield ahead.result()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    from rich.progress import Progress  # a bar is rare, and rich slow to import
+
+    with Progress() as bar:
+        task = bar.add_task("sentences", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,74 @@
+"""What the tests share: where the published activations and the corpora lie, and tiny official models to load."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import reference
+
+# The tensors of the tests are tiny: a second thread costs more than it brings, and test runs share their machine.
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "elmokit", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("elmokit")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def folder_or_skip(variable: str, default: Path) -> Path:
+    folder = Path(os.environ.get(variable, default))
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder}: set {variable}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The tiny official model `allennlp-skip`, with activations that the original TensorFlow code computed."""
+    folder = folder_or_skip("ELMOKIT_GOLDEN", REPOSITORY.parent / "shared" / "golden")
+    return folder if (folder / "options.json").is_file() else folder / "allennlp-skip"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of corpora and tasks."""
+    return folder_or_skip("ELMOKIT_DATA", REPOSITORY.parent / "shared" / "data")
+
+
+class OfficialModel(NamedTuple):
+    """A random tiny model: in memory for the reference, on disk for the package."""
+
+    options: reference.Options
+    arrays: reference.Arrays
+    vocabulary: list[str] | None  # of a word-level model
+    options_path: Path
+    weights_path: Path
+
+    def expected(self, sentence: list[str], state: reference.State | None = None) -> reference.Run:
+        """What the reference makes of one sentence."""
+        return reference.bilm(self.options, self.arrays, sentence, state=state, vocabulary=self.vocabulary)
+
+    def ids(self, sentences: list[list[str]]) -> torch.Tensor:
+        """The sentences as one padded batch, spelled by the reference."""
+        return torch.from_numpy(reference.shifted_ids(self.options, sentences, self.vocabulary))
+
+
+@pytest.fixture(scope="session")
+def official_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OfficialModel]:
+    """official_model(seed=0, **variant) writes a model of that variant (see reference.random_model)."""
+
+    def make(seed: int = 0, **variant: Any) -> OfficialModel:
+        options, arrays = reference.random_model(np.random.default_rng(seed), **variant)
+        vocabulary = reference.random_vocabulary(len(arrays["embedding"])) if "embedding" in arrays else None
+        paths = reference.write_official(tmp_path_factory.mktemp("official"), options, arrays)
+        return OfficialModel(options, arrays, vocabulary, *paths)
+
+    return make
