@@ -243,7 +243,8 @@ class ELMo(nn.Module):
 
         Gradients reach the mixes; they reach the biLM too where `freeze` is False.
         """
-        ids = ids.to(self.device)
+        if isinstance(ids, Tensor):  # anything else is refused by the biLM, with a clear word
+            ids = ids.to(self.device)
         keep = self.keep_boundaries or self.layer_norm  # the published layer norm counts the boundary tokens
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
             output = self._carrying(len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep))

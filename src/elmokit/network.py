@@ -236,6 +236,7 @@ class BiLM(nn.Module):
 
     def embed_words(self, ids: Tensor) -> Tensor:
         """Context-free vectors of words: shifted ids (N, C) or (N,) -> (N, P)."""
+        kernels.check_dtype(next(self.parameters()))
         if self.char_encoder is not None:
             vectors: Tensor = self.char_encoder(ids)
             return vectors

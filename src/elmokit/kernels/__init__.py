@@ -6,17 +6,21 @@ Enters: the tensors of one layer (see `interface`).  Leaves: the engine module t
 from __future__ import annotations
 
 import contextlib
+import functools
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import ModuleType
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from elmokit.kernels import eager
 from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
 
-__all__ = ["Engine", "LSTMState", "LSTMWeights", "choose", "forced"]
+__all__ = ["Engine", "LSTMState", "LSTMWeights", "bfloat16_works", "check_dtype", "choose", "forced"]
 
 _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=None)
 
@@ -34,3 +38,25 @@ def forced(engine: ModuleType) -> Iterator[None]:
         yield
     finally:
         _forced.reset(token)
+
+
+def check_dtype(tensor: Tensor) -> None:
+    """Refuse bfloat16 on a CPU where its products kill the process."""
+    if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and not bfloat16_works():
+        raise ValueError(
+            "bfloat16 products crash on this CPU: use dtype=torch.float32 (here the faster one too), "
+            "or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before the first product"
+        )
+
+
+@functools.cache
+def bfloat16_works() -> bool:
+    """Whether bfloat16 products run on this CPU, tried in a process of its own.
+
+    Some virtual machines announce AMX and then answer its first instruction with SIGILL.
+    """
+    trial = (
+        "import torch; from torch.nn.functional import conv1d; a = torch.ones(64, 64, 64, dtype=torch.bfloat16); "
+        "(a @ a).sum().item(); conv1d(a, a).sum().item()"
+    )
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,27 @@
+# Two commands do everything on a bare machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test demo lint types unit docs clean
+
+# constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: lint types unit
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+unit: .venv/installed
+	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build

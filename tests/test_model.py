@@ -1,0 +1,481 @@
+"""ELMo: from sentences to vectors, alone and inside a user's network."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels, network
+from elmokit import model as model_module
+from elmokit.corpus import Vocabulary
+from elmokit.losses import OutputLayer
+from elmokit.model import Batch, WordCache, plan
+
+SENTENCES = [
+    ["The", "bank", "lent", "money", "."],
+    ["Rain"],
+    [],
+    ["He", "sat", "by", "the", "river", "bank,", "didn't", "he?"],
+    ["naïve", "漢字", "🙂", "", "x" * 10_000, "\x00\x01", "\ud800"],
+]
+
+
+def tiny(**settings):
+    torch.manual_seed(0)
+    config = BiLMConfig(
+        char_dim=4, filters=((1, 4), (2, 6), (3, 6)), num_highways=1, cell_dim=24, projection_dim=10, num_layers=2
+    )
+    return ELMo(BiLM(config), **settings).eval()
+
+
+@pytest.fixture
+def loaded(official_model):
+    files = official_model()
+    return files, ELMo.from_files(files.options_path, files.weights_path)
+
+
+def random_sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    words = ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 12)))) for _ in range(300)]
+    return [list(rng.choice(words, rng.integers(0, 30))) for _ in range(count)]
+
+
+def assert_same(left, right, atol=1e-6):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+def test_embedding_equals_the_reference_for_every_choice_of_layers(loaded):
+    files, model = loaded
+    expected = [files.expected(sentence).layers for sentence in SENTENCES]
+    for layers, choose in {
+        "all": lambda x: x,
+        "top": lambda x: x[-1],
+        "average": lambda x: x.mean(0),
+        0: lambda x: x[0],
+        1: lambda x: x[1],
+    }.items():
+        assert_same(model.embed(SENTENCES, layers=layers), [choose(x) for x in expected], atol=1e-5)
+
+
+def test_strings_are_tokenized_and_token_lists_taken_as_they_are():
+    model = tiny()
+    assert_same(model.embed(["The bank didn't."]), model.embed([["The", "bank", "did", "n't", "."]]))
+    assert len(model.embed([["The bank didn't."]])[0]) == 1
+
+
+def test_a_sentence_embeds_the_same_alone_and_in_any_batch_and_order():
+    model, sentences = tiny(), random_sentences(60)
+    together = model.embed(sentences, layers="all")
+    assert_same([model.embed([sentence], layers="all")[0] for sentence in sentences], together)
+    order = np.random.default_rng(1).permutation(len(sentences))
+    shuffled = model.embed([sentences[place] for place in order], layers="all")
+    assert_same(shuffled, [together[place] for place in order])
+    assert_same(model.embed(sentences, layers="all", batch_size=7), together)
+    assert_same(model.embed(sentences, layers="all"), together)
+
+
+def test_a_thousand_sentences_from_four_threads_equal_one_thread():
+    model, sentences = tiny(), random_sentences(1000)
+    alone = model.embed(sentences)
+    fresh = copy.deepcopy(model)
+    parts = [sentences[start::4] for start in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for start, result in enumerate(pool.map(fresh.embed, parts)):
+            assert_same(result, alone[start::4])
+
+
+def test_windows_of_sentences_change_nothing(monkeypatch):
+    model, sentences = tiny(), random_sentences(50)
+    whole = model.embed(sentences)
+    monkeypatch.setattr(model_module, "SENTENCES_AT_ONCE", 7)
+    monkeypatch.setitem(model_module.TOKENS_AT_ONCE, "cpu", 40)
+    assert_same(model.embed(sentences), whole)
+
+
+def test_a_long_document_runs_in_blocks_of_bounded_size(monkeypatch):
+    model = tiny()
+    document = [word for sentence in random_sentences(1500) for word in sentence][:20_000]
+    whole = model.embed([document])[0]
+    assert whole.shape == (20_000, 20)
+    sizes = []
+    engine = kernels.choose(torch.zeros(1))
+
+    class Spy:
+        def lstm(self, inputs, lengths, weights, *args, **kwargs):
+            sizes.append(inputs[..., 0].numel() * weights.bias.shape[-1])
+            return engine.lstm(inputs, lengths, weights, *args, **kwargs)
+
+    monkeypatch.setattr(kernels, "choose", lambda inputs: Spy())
+    monkeypatch.setitem(network.GATES_AT_ONCE, "cpu", 200_000)
+    in_blocks = model.embed([document])[0]
+    assert max(sizes) <= 200_000 < sum(sizes)
+    np.testing.assert_allclose(in_blocks, whole, atol=1e-6)
+
+
+def test_sentence_vectors_are_the_mean_over_tokens_and_zeros_for_an_empty_sentence():
+    model = tiny()
+    vectors = model.encode(SENTENCES)
+    for vector, tokens in zip(vectors, model.embed(SENTENCES), strict=True):
+        np.testing.assert_allclose(vector, tokens.mean(0) if len(tokens) else 0 * vector, atol=1e-6)
+    unit = model.encode(["A bank .", "Rain"], normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    assert model.encode("Rain").shape == (20,)
+    assert model.encode([]).shape == (0, 20)
+    assert isinstance(model.encode(["Rain"], convert_to_tensor=True), torch.Tensor)
+    assert isinstance(model.embed(["Rain"], convert_to_tensor=True)[0], torch.Tensor)
+    np.testing.assert_allclose(model.encode(["Rain"], layers=0)[0], model.embed(["Rain"], layers=0)[0][0], atol=1e-6)
+
+
+def test_similarity_is_the_cosine_of_the_word_in_its_two_sentences():
+    model = tiny()
+    first, second = "The bank lent money .", "He sat by the Bank"
+    a, b = model.embed([first], layers=2)[0][1], model.embed([second], layers=2)[0][4]
+    expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert model.similarity(first, second, word="bank", layers=2) == pytest.approx(expected, abs=1e-6)
+    assert model.similarity(first, first) == pytest.approx(1, abs=1e-6)
+    assert model.similarity("", "") == 0
+    with pytest.raises(ValueError, match=r"'cat' is not in the sentence; its tokens are \['The'"):
+        model.similarity(first, second, word="cat")
+
+
+def test_carried_state_gives_the_published_behaviour_and_can_be_reset(official_model):
+    files = official_model(seed=3)
+    model = ELMo.from_files(files.options_path, files.weights_path, state="carry")
+    batches = [[["a", "b", "c"], ["d"]], [["e", "f"]], [["g"], ["h", "i"]]]
+    states = [None, None]
+    for batch in batches:  # the second batch has one row: row 1 keeps its state
+        got = model.embed(batch, layers="all")
+        for row, sentence in enumerate(batch):
+            run = files.expected(sentence, states[row])
+            states[row] = run.state
+            np.testing.assert_allclose(got[row], run.layers, atol=1e-5)
+    model.reset_state()
+    np.testing.assert_allclose(model.embed([["a"]], layers="all")[0], files.expected(["a"]).layers, atol=1e-5)
+    model.reset_state()
+    output = model(files.ids([["a"]]))
+    again = model(files.ids([["a"]]))
+    assert not torch.allclose(output.layers, again.layers)
+    np.testing.assert_allclose(
+        again.layers[:, 0].numpy(), files.expected(["a"], files.expected(["a"]).state).layers, atol=1e-5
+    )
+
+
+def test_a_batch_beyond_memory_is_split_until_it_fits(monkeypatch):
+    model, sentences = tiny(), random_sentences(20)
+    whole = model.embed(sentences)
+    run = ELMo._contextualize
+
+    def short_of_memory(self, batch, state):
+        if len(batch.tokens) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(self, batch, state)
+
+    monkeypatch.setattr(ELMo, "_contextualize", short_of_memory)
+    assert_same(model.embed(sentences), whole)
+
+    def broken(self, batch, state):
+        raise RuntimeError("another fault")
+
+    monkeypatch.setattr(ELMo, "_contextualize", broken)
+    with pytest.raises(RuntimeError, match="another fault"):
+        model.embed(sentences)
+
+
+def test_as_a_module_it_gives_mixes_mask_and_layers(loaded):
+    files, _ = loaded
+    model = ELMo.from_files(files.options_path, files.weights_path, num_mixes=2, dropout=0.0)
+    torch.nn.init.normal_(model.mixes[1].weights)
+    torch.nn.init.constant_(model.mixes[1].gamma, 1.7)
+    sentences = SENTENCES[:4]
+    output = model(batch_to_ids(sentences))
+    assert len(output.mixes) == 2
+    assert output.mask.sum(1).tolist() == [5, 1, 0, 8]
+    for row, sentence in enumerate(sentences):
+        layers = files.expected(sentence).layers
+        for mix, mixed in zip(model.mixes, output.mixes, strict=True):
+            weights, gamma = mix.weights.detach().double().numpy(), float(mix.gamma.detach())
+            share = np.exp(weights) / np.exp(weights).sum()
+            expected = gamma * np.einsum("l,ltp->tp", share, layers)
+            np.testing.assert_allclose(mixed[row, : len(sentence)].detach().numpy(), expected, atol=1e-5)
+            assert not mixed[row, len(sentence) :].any()
+    assert float(model.mix_l2().detach()) == pytest.approx(float((model.mixes[1].weights.detach() ** 2).sum()))
+
+
+def test_layer_norm_counts_the_boundary_tokens_as_published(loaded):
+    files, _ = loaded
+    model = ELMo.from_files(files.options_path, files.weights_path, layer_norm=True)
+    sentences = SENTENCES[:4]
+    width = max(map(len, sentences)) + 2
+    runs = [files.expected(sentence).with_boundaries for sentence in sentences]
+    layers = np.stack([np.pad(run, ((0, 0), (0, width - run.shape[1]), (0, 0))) for run in runs], axis=1)
+    mask = np.array([[place < len(sentence) + 2 for place in range(width)] for sentence in sentences])
+    expected = reference.scalar_mix(layers, mask, np.zeros(len(layers)), 1.0, True, 1e-13)
+    mixed = model(batch_to_ids(sentences)).mixes[0].detach().numpy()
+    for row, sentence in enumerate(sentences):
+        end = len(sentence)
+        np.testing.assert_allclose(mixed[row, :end], expected[row, 1 : end + 1], atol=1e-5)
+        assert not mixed[row, end:].any()
+
+
+def test_boundary_tokens_are_kept_where_asked(loaded):
+    files, _ = loaded
+    model = ELMo.from_files(files.options_path, files.weights_path, keep_boundaries=True)
+    output = model(batch_to_ids([["a", "b"]]))
+    np.testing.assert_allclose(output.layers[:, 0], files.expected(["a", "b"]).with_boundaries, atol=1e-5)
+    assert output.mask.tolist() == [[True] * 4]
+    assert output.mixes[0].shape[1] == 4
+
+
+def test_a_frozen_model_trains_its_mixes_alone_and_an_open_one_the_bilm_too(tmp_path):
+    ids = batch_to_ids([["a", "bank"], ["b"]])
+    frozen = tiny()
+    frozen(ids).mixes[0].sum().backward()
+    assert frozen.mixes[0].gamma.grad is not None
+    assert all(p.grad is None and not p.requires_grad for p in frozen.bilm.parameters())
+
+    model = tiny(freeze=False, num_mixes=2).train()
+    before = model.embed(["a bank"])[0]
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    out = model(ids)
+    (sum(mixed.pow(2).sum() for mixed in out.mixes) + 0.1 * model.mix_l2()).backward()
+    optimizer.step()
+    model.eval()
+    after = model.embed(["a bank"])[0]
+    assert np.abs(after - before).max() > 1e-3
+    model.save_pretrained(tmp_path / "tuned")
+    again = ELMo.from_pretrained(tmp_path / "tuned")
+    np.testing.assert_allclose(again.embed(["a bank"])[0], after, atol=1e-6)
+    assert len(again.mixes) == 2
+    for saved, mix in zip(again.mixes, model.mixes, strict=True):
+        assert torch.equal(saved.weights, mix.weights)
+        assert torch.equal(saved.gamma, mix.gamma)
+    assert len(ELMo.from_pretrained(tmp_path / "tuned", num_mixes=1).mixes) == 1
+
+
+def test_dropout_acts_in_training_alone():
+    model, ids = tiny(dropout=0.5), batch_to_ids([["a", "b", "c", "d"]])
+    quiet = model(ids).mixes[0]
+    assert torch.equal(quiet, model(ids).mixes[0])
+    noisy = model.train()(ids).mixes[0]
+    assert (noisy == 0).float().mean() > 0.2
+
+
+def test_a_word_level_model_reads_words_by_its_vocabulary(official_model, tmp_path):
+    files = official_model(seed=5, word_level=True)
+    path = tmp_path / "vocabulary.txt"
+    path.write_text("".join(word + "\n" for word in files.vocabulary), encoding="utf-8")
+    model = ELMo.from_files(files.options_path, files.weights_path, vocabulary=path)
+    sentence = [files.vocabulary[-1], "a word that nobody knows", files.vocabulary[4]]
+    np.testing.assert_allclose(model.embed([sentence], layers="all")[0], files.expected(sentence).layers, atol=1e-5)
+    np.testing.assert_allclose(model(model.to_ids([sentence])).layers[:, 0], files.expected(sentence).layers, atol=1e-5)
+    model.save_pretrained(tmp_path / "mine")
+    again = ELMo.from_pretrained(tmp_path / "mine")
+    np.testing.assert_allclose(again.embed([sentence])[0], model.embed([sentence])[0])
+    with pytest.raises(ValueError, match="needs its vocabulary; none came"):
+        ELMo.from_files(files.options_path, files.weights_path)
+
+
+def test_ids_of_sentences_are_those_of_batch_to_ids():
+    model = tiny()
+    assert torch.equal(model.to_ids(SENTENCES), batch_to_ids(SENTENCES))
+    assert model.to_ids([]).shape == (0, 0, 50)
+
+
+def test_models_of_a_python_list_are_refused_before_the_depths():
+    with pytest.raises(ValueError, match="batch_to_ids"):
+        tiny()([["The", "bank"]])
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ("The bank .", "one string"),
+        (None, "None"),
+        (3, "3"),
+        (b"bytes", "bytes"),
+        ([b"bytes"], "sentences"),
+        ([None], r"sentences\[0\]"),
+        ([["a"], ["b", 3]], r"sentences\[1\]\[1\]"),
+        ([["a", ["b"]]], r"sentences\[0\]\[1\]"),
+        ([float("nan")], r"sentences\[0\]"),
+    ],
+)
+def test_what_is_no_list_of_sentences_is_a_clear_error(sentences, message):
+    for method in (tiny().embed, tiny().encode if not isinstance(sentences, str) else tiny().embed):
+        with pytest.raises(ValueError, match=message):
+            method(sentences)
+
+
+def test_an_empty_list_gives_an_empty_list():
+    assert tiny().embed([]) == []
+
+
+@pytest.mark.parametrize("layers", ["bottom", 3, -1, True, 1.0, None])
+def test_unknown_layers_are_named(layers):
+    with pytest.raises(ValueError, match="layers must be"):
+        tiny().embed(["a"], layers=layers)
+
+
+def test_settings_that_cannot_be_are_named():
+    model = tiny()
+    with pytest.raises(ValueError, match="num_mixes"):
+        tiny(num_mixes=-1)
+    with pytest.raises(ValueError, match='state must be "stateless" or "carry", not \'yes\''):
+        tiny(state="yes")
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        model.embed(["a"], batch_size=0)
+    with pytest.raises(ValueError, match="embed"):
+        model.encode(["a"], layers="all")
+    with pytest.raises(ValueError, match="embed"):
+        model.similarity("a", "a", word="a", layers="all")
+
+
+def test_a_model_without_output_layer_says_so():
+    for ask in (
+        lambda m: m.log_probs(["a"]),
+        lambda m: m.perplexity(["a"]),
+        lambda m: m.substitutes("a [b]"),
+    ):
+        with pytest.raises(ValueError, match="no output layer"):
+            ask(tiny())
+
+
+def language_model(state="stateless"):
+    words = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "money", "."]
+    base = tiny()
+    torch.manual_seed(1)
+    output = OutputLayer(len(words), 10)
+    return ELMo(base.bilm, output_layer=output, vocabulary=Vocabulary(words), state=state).eval()
+
+
+def test_the_language_model_saves_loads_and_exports(tmp_path):
+    model = language_model()
+    sentence = ["the bank ."]
+    expected = model.perplexity(sentence)
+    model.save_pretrained(tmp_path / "lm")
+    assert ELMo.from_pretrained(tmp_path / "lm").perplexity(sentence) == expected
+    model.export_hdf5(tmp_path / "official")
+    names = ["options.json", "weights.hdf5"]
+    again = ELMo.from_files(
+        *(tmp_path / "official" / name for name in names),
+        softmax=tmp_path / "official" / "softmax.hdf5",
+        vocabulary=tmp_path / "official" / "vocabulary.txt",
+    )
+    assert again.perplexity(sentence) == expected
+    with pytest.raises(ValueError, match="needs the vocabulary"):
+        ELMo.from_files(
+            *(tmp_path / "official" / name for name in names), softmax=tmp_path / "official" / "softmax.hdf5"
+        )
+    (tmp_path / "short.txt").write_text("<S>\n</S>\n<UNK>\n")
+    with pytest.raises(ValueError, match="has 8 rows"):
+        ELMo.from_files(
+            *(tmp_path / "official" / name for name in names),
+            softmax=tmp_path / "official" / "softmax.hdf5",
+            vocabulary=tmp_path / "short.txt",
+        )
+
+
+def test_log_probs_stay_away_from_the_carried_state():
+    carrying = language_model(state="carry")
+    carrying.embed(["the river bank ."])
+    assert carrying.perplexity(["the bank ."]) == language_model().perplexity(["the bank ."])
+
+
+def test_substitutes_want_one_marked_word():
+    model = language_model()
+    assert len(model.substitutes("the [bank] .", k=3)) == 3
+    for sentence in ("the bank .", "the [bank] [.]"):
+        with pytest.raises(ValueError, match="mark one word with brackets"):
+            model.substitutes(sentence)
+
+
+def test_a_model_survives_copying_and_pickling():
+    model = tiny()
+    vectors = model.embed(["The bank ."])
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same(twin.embed(["The bank ."]), vectors)
+
+
+def test_half_precision_is_close_and_bfloat16_never_kills_the_process(monkeypatch):
+    model = tiny()
+    exact = model.embed(["The bank lent money ."])[0]
+    half = copy.deepcopy(model).half().embed(["The bank lent money ."])[0]
+    assert half.dtype == np.float32
+    np.testing.assert_allclose(half, exact, atol=0.02)
+    monkeypatch.setattr(kernels, "bfloat16_works", lambda: False)
+    with pytest.raises(ValueError, match="bfloat16 products crash on this CPU"):
+        model.bfloat16().embed(["The bank ."])
+
+
+def test_bfloat16_is_tried_in_a_process_of_its_own(monkeypatch):
+    asked = []
+
+    class Answer:
+        returncode = -4
+
+    monkeypatch.setattr(kernels.subprocess, "run", lambda command, **_: asked.append(command) or Answer)
+    kernels.bfloat16_works.cache_clear()
+    try:
+        assert not kernels.bfloat16_works()
+        assert not kernels.bfloat16_works()
+    finally:
+        kernels.bfloat16_works.cache_clear()
+    assert len(asked) == 1
+    assert "bfloat16" in asked[0][-1]
+
+
+def test_words_are_read_once_and_again_when_the_weights_change():
+    model = tiny()
+    asked = []
+    embed = model._words.embed
+    model._words.embed = lambda words: asked.extend(words) or embed(words)
+    first = model.embed(["the bank the bank"])[0]
+    model.embed(["the bank"])
+    assert sorted(asked) == sorted(["<S>", "</S>", "the", "bank"])
+    with torch.no_grad():
+        model.bilm.char_encoder.char_embedding.mul_(2)
+    assert np.abs(model.embed(["the bank the bank"])[0] - first).max() > 1e-4
+    assert len(asked) == 8
+
+
+def test_the_word_cache_is_bounded_and_forgets_what_was_not_used_lately():
+    asked = []
+
+    def embed(words):
+        asked.extend(words)
+        return torch.tensor([[float(word)] for word in words])
+
+    cache = WordCache(embed, 10)
+    numbers = [str(n) for n in range(8)]
+    assert cache.lookup(numbers, "k").flatten().tolist() == list(range(8))
+    cache.lookup(["0", "1"], "k")
+    assert cache.lookup(["0", "20", "21", "22"], "k").flatten().tolist() == [0, 20, 21, 22]
+    asked.clear()
+    assert cache.lookup(["0", "1", "22"], "k").flatten().tolist() == [0, 1, 22]
+    assert asked == []
+    assert cache.lookup(["5", "2", "3", "4", "6", "7", "8"], "k").flatten().tolist() == [5, 2, 3, 4, 6, 7, 8]
+    many = [str(n) for n in range(100, 150)]  # more than fit: the call is still right
+    assert cache.lookup(many, "k").flatten().tolist() == list(range(100, 150))
+    assert len(cache._slots) <= 50
+
+
+def test_batches_go_by_length_within_the_budget():
+    sentences = [["w"] * length for length in (3, 9, 1, 9, 4)]
+    batches = plan(sentences, 100, budget=22, batch_size=None)
+    assert batches[0] == Batch([101, 103], [sentences[1], sentences[3]])
+    assert [batch.positions for batch in batches[1:]] == [[104, 100, 102]]
+    assert [batch.positions for batch in plan(sentences, 0, budget=22, batch_size=1)] == [[1], [3], [4], [0], [2]]
+    assert [batch.positions for batch in plan(sentences, 0, budget=None, batch_size=2)] == [[0, 1], [2, 3], [4]]
+    assert [b.positions for b in plan([["w"] * 99], 0, budget=5, batch_size=None)] == [[0]]
+
+
+def test_progress_is_shown_where_asked(capsys):
+    tiny().embed(["a", "b"], show_progress=True)
+    assert "sentences" in capsys.readouterr().out
