@@ -13,7 +13,7 @@ from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels, network
 from elmokit import model as model_module
 from elmokit.corpus import Vocabulary
 from elmokit.losses import OutputLayer
-from elmokit.model import Batch, WordCache, plan
+from elmokit.pipeline import Batch, WordCache, plan
 
 SENTENCES = [
     ["The", "bank", "lent", "money", "."],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elmokit.evaluate import Perplexity, TokenLogProbs
     from elmokit.model import ELMo, ELMoOutput
     from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
-    from elmokit.pretrain import pretrain
+    from elmokit.pretraining import pretrain
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,7 @@ _HOMES = {
     "TokenLogProbs": "evaluate",
     "Vocabulary": "corpus",
     "batch_to_ids": "characters",
-    "pretrain": "pretrain",
+    "pretrain": "pretraining",
     "tokenize": "characters",
 }
 

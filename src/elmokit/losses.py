@@ -34,6 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from elmokit import kernels
+
 # Scores held at a time where the caller sets no chunk: 256 MiB in float32 on a CPU, 1 GiB on a GPU, whose products are
 # fast enough to notice how often the (C, P) gradient is added to.
 SCORES_PER_CHUNK = {"cpu": 2**26, "cuda": 2**28}
@@ -315,7 +317,7 @@ def _loss_and_gradients(
 def softmax_gradient_(
     scores: Tensor, bias: Tensor, target_columns: Tensor, extra_scores: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Losses of a chunk of tokens; its scores become their own gradient, in place. One pass, for a kernel to fuse.
+    """Losses of a chunk of tokens; its scores become their own gradient, in place.
 
     Args:
         scores: (n, C) products in any float dtype. Overwritten by weight * (softmax - one-hot of the target).
@@ -327,6 +329,10 @@ def softmax_gradient_(
     Returns:
         (n,) losses, and (n,) gradients of the extra scores: 0 where the target is a column.
     """
+    if scores.is_cuda and bias.dtype == torch.float32 and kernels.has_triton():
+        from elmokit.kernels.cuda import softmax
+
+        return softmax.softmax_gradient_(scores, bias, target_columns, extra_scores, weights)
     sums = scores.to(bias.dtype).add_(bias)  # (n, C), the scores themselves where the dtypes agree
     is_column = target_columns >= 0
     at = target_columns.clamp(min=0)[:, None]

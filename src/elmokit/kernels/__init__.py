@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torch import Tensor
 from elmokit.kernels import eager
 from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
 
-__all__ = ["Engine", "LSTMState", "LSTMWeights", "bfloat16_works", "check_dtype", "choose", "forced"]
+__all__ = ["Engine", "LSTMState", "LSTMWeights", "bfloat16_works", "check_dtype", "choose", "forced", "has_triton"]
 
 _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=None)
 
@@ -28,6 +29,12 @@ _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=No
 def choose(inputs: Tensor) -> Engine:
     """The engine for tensors such as `inputs`, or the one that `forced` names."""
     return cast(Engine, _forced.get() or eager)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether the kernels for GPUs can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,326 @@
+"""Text files become a corpus: a folder of arrays that are memory-mapped and never read whole.
+
+    stream.bin        int32   B w w w B w w B ...   the word forms of all sentences, with a boundary B = 0 between them
+    documents.bin     int64   where each document starts in the stream, and last the stream's end
+    forms.bin         int16   (F, max_characters): the characters of each form; rows 0 and 1 are <S> and </S>
+    form_targets.bin  int32   (F,): each form's vocabulary id; a form that is not in the vocabulary is <UNK> as a target
+    corpus.json       counts, the vocabulary's digest, a checksum of each shard of the stream and of each other file
+
+A pair is two neighbours in the stream. Forward, pair p reads stream[p], with B as <S>, and predicts stream[p + 1], with
+B as </S>; backward, walking down, it reads stream[p + 1], with B as </S>, and predicts stream[p], with B as <S>. So a
+sentence of n words gives n + 1 predictions in each direction, a document is a run of pairs, and documents can be put in
+any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, words_to_ids
+from elmokit.corpus.text import Block, Paths, Progress, find_files, read_blocks, report_replaced, sentences
+from elmokit.corpus.vocabulary import Vocabulary, by_frequency
+from elmokit.corpus.work import run_in_order
+from elmokit.files import replacing
+
+FORMAT = "elmokit corpus 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A prepared corpus; the top of the file says what its arrays mean."""
+
+    folder: Path
+    num_tokens: int
+    """words, without sentence boundaries"""
+    num_sentences: int
+    num_documents: int
+    num_replaced_lines: int
+    """lines of the text that held bytes which are not UTF-8"""
+    vocabulary_digest: str
+    made_from: str
+    """a digest of the text and of all that shaped the corpus"""
+    stream: npt.NDArray[np.int32] = field(repr=False)
+    documents: npt.NDArray[np.int64] = field(repr=False)
+    forms: npt.NDArray[np.int16] = field(repr=False)
+    form_targets: npt.NDArray[np.int32] = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> Corpus:
+        """Open a folder that `prepare` made, in the same short time whatever its size.
+
+        With a vocabulary, make sure that it is the one that the corpus was prepared with.
+        """
+        folder = Path(folder)
+        about = _read_about(folder)
+        prepared_with = about["vocabulary_digest"]
+        if vocabulary is not None and vocabulary.digest != prepared_with:
+            raise ValueError(
+                f"{folder} was prepared with the vocabulary {prepared_with}, and this one is {vocabulary.digest}:"
+                " give the same vocabulary, or prepare the text again with this one"
+            )
+
+        def map_file(name: str, dtype: type[np.generic], *shape: int) -> Any:
+            path, size = folder / name, int(np.prod(shape)) * np.dtype(dtype).itemsize
+            found = path.stat().st_size if path.exists() else 0
+            if found != size:
+                raise ValueError(f"{path} has {found} bytes and should have {size}: prepare the text again")
+            return np.memmap(path, dtype, "r", shape=shape)
+
+        return cls(
+            folder=folder,
+            num_tokens=about["num_tokens"],
+            num_sentences=about["num_sentences"],
+            num_documents=about["num_documents"],
+            num_replaced_lines=about["num_replaced_lines"],
+            vocabulary_digest=prepared_with,
+            made_from=about["made_from"],
+            stream=map_file("stream.bin", np.int32, about["num_tokens"] + about["num_sentences"] + 1),
+            documents=map_file("documents.bin", np.int64, about["num_documents"] + 1),
+            forms=map_file("forms.bin", np.int16, about["num_forms"], about["max_characters"]),
+            form_targets=map_file("form_targets.bin", np.int32, about["num_forms"]),
+        )
+
+    @property
+    def num_pairs(self) -> int:
+        """Predictions in each direction: of every word, and of every sentence's end."""
+        return self.num_tokens + self.num_sentences
+
+    def verify(self) -> None:
+        """Read everything and compare the checksums; a ValueError names the shard or the file that was changed."""
+        about = _read_about(self.folder)
+        place = 0
+        for number, shard in enumerate(about["shards"]):
+            end = place + shard["length"]
+            if _sha256(self.stream[place:end]) != shard["sha256"]:
+                raise ValueError(
+                    f"{self.folder / 'stream.bin'}: shard {number}, from {shard['file']}, places {place} to {end},"
+                    " is damaged: its checksum differs. Prepare the text again"
+                )
+            place = end
+        for name, sha256 in about["files"].items():
+            if _sha256(getattr(self, Path(name).stem)) != sha256:
+                raise ValueError(f"{self.folder / name} is damaged: its checksum differs. Prepare the text again")
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    path = folder / "corpus.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is no prepared corpus, it has no corpus.json: let `elmokit prepare` run to its end")
+    try:
+        about: dict[str, Any] = dict(json.loads(path.read_bytes()))
+        if about.pop("sha256") == _sha256_of_json(about) and about["format"] == FORMAT:
+            return about
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is damaged, or not of the format {FORMAT!r}: prepare the text again")
+
+
+def _sha256_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(array: npt.NDArray[Any]) -> str:
+    return hashlib.sha256(array.data).hexdigest()
+
+
+# ---- text -> shards -------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    paths: Paths,
+    out: str | Path,
+    *,
+    vocabulary: Vocabulary,
+    tokenized: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Turn text files into a corpus folder, on all cores.
+
+    Each block of text becomes a shard in out/shards, named by a digest of what it is made from; then the shards are
+    joined. So a preparation that was killed goes on where it stopped, text that was changed in between is noticed, and
+    the result is the same for any number of workers. To prepare the same again returns what is there.
+    """
+    files, out = find_files(paths), Path(out)
+    finished = (out / "corpus.json").exists()
+    shards: list[_Shard] = []
+    (out / "shards").mkdir(parents=True, exist_ok=True)
+
+    def unfinished_jobs() -> Iterator[tuple[bytes, bool, Path]]:
+        for block in read_blocks(files, progress):
+            shards.append(_Shard.of(block, tokenized, out / "shards"))
+            if not finished and not shards[-1].is_whole():
+                yield block.content, tokenized, shards[-1].path
+
+    for _ in run_in_order(_write_shard, unfinished_jobs(), workers):
+        pass
+    sources = [(shard.path.stem, shard.begins_file) for shard in shards]
+    made_from = _sha256_of_json([FORMAT, vocabulary.digest, max_characters, sources])
+    if finished:
+        if Corpus.open(out).made_from != made_from:
+            raise ValueError(f"{out} holds a corpus of other text or vocabulary: remove it, or name another folder")
+    else:
+        counts = _count_forms(shards)
+        if not counts:
+            raise ValueError(f"there is no sentence in {', '.join(map(str, files))}")
+        _join(shards, counts, out, vocabulary, max_characters, made_from)
+    shutil.rmtree(out / "shards")
+    for left_by_a_killed_run in out.glob(".*.tmp"):
+        left_by_a_killed_run.unlink()
+    corpus = Corpus.open(out)
+    report_replaced(corpus.num_replaced_lines)
+    return corpus
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    file: str
+    begins_file: bool
+
+    @classmethod
+    def of(cls, block: Block, tokenized: bool, folder: Path) -> _Shard:
+        made_from = hashlib.sha256(f"{FORMAT}, tokenized={tokenized}\n".encode() + block.content).hexdigest()
+        return cls(folder / f"{made_from}.npz", block.file.name, block.begins_file)
+
+    def is_whole(self) -> bool:
+        return self.path.exists() and self._content() is not None
+
+    def load(self) -> Any:
+        content = self._content()
+        if content is None:
+            raise ValueError(f"{self.path} was damaged after it was written: prepare the text again")
+        return np.load(io.BytesIO(content))
+
+    def _content(self) -> bytes | None:
+        """What follows the checksum at the start of the file, if it is what was written."""
+        whole = self.path.read_bytes()
+        return whole[32:] if hashlib.sha256(whole[32:]).digest() == whole[:32] else None
+
+
+def _write_shard(content: bytes, tokenized: bool, path: Path) -> None:
+    """Number the forms of a block in the order in which they come; 0 is the boundary before each sentence."""
+    lines, num_replaced = sentences(content, tokenized=tokenized)
+    words: list[str | None] = []
+    documents = []  # only those that begin after a blank line in this block: the first may go on from the block before
+    after_blank = False
+    for line in lines:
+        if line:
+            if after_blank:
+                documents.append(len(words))
+            words.append(None)
+            words += line
+        after_blank = not line
+    numbers: defaultdict[str | None, int] = defaultdict(None, {None: 0})
+    numbers.default_factory = numbers.__len__
+    stream = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
+    del numbers[None]
+    arrays = io.BytesIO()
+    np.savez(
+        arrays,
+        stream=stream,
+        documents=np.array(documents, np.int64),
+        forms=np.frombuffer("\n".join(map(str, numbers)).encode(), np.uint8),
+        counts=np.bincount(stream, minlength=len(numbers) + 1)[1:],
+        ends_blank=np.array(after_blank),
+        num_replaced_lines=np.array(num_replaced),
+    )
+    with replacing(path) as temporary:
+        temporary.write_bytes(hashlib.sha256(arrays.getbuffer()).digest() + arrays.getbuffer())
+
+
+# ---- shards -> corpus -----------------------------------------------------------------------------------------------
+
+
+def _count_forms(shards: list[_Shard]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        with shard.load() as arrays:
+            for form, count in zip(_forms(arrays), arrays["counts"].tolist(), strict=True):
+                counts[form] += count
+    return counts
+
+
+def _join(
+    shards: list[_Shard],
+    counts: Counter[str],
+    out: Path,
+    vocabulary: Vocabulary,
+    max_characters: int,
+    made_from: str,
+) -> None:
+    # A literal <S> in the text is a form like any other: it does not end a sentence, so it cannot be row 0.
+    forms = [BOS_TOKEN, EOS_TOKEN, *by_frequency(counts)]  # frequent forms together: they share pages of memory
+    numbers = {form: number for number, form in enumerate(forms[2:], 2)}
+
+    parts: list[dict[str, Any]] = []
+    documents: list[npt.NDArray[np.int64]] = []
+    place = num_sentences = num_replaced_lines = 0
+    ends_blank = False
+    with replacing(out / "stream.bin") as temporary, open(temporary, "wb") as file:
+        for shard in shards:
+            with shard.load() as arrays:
+                stream = np.array([0, *map(numbers.__getitem__, _forms(arrays))], np.int32)[arrays["stream"]]
+                starts = arrays["documents"]
+                if len(stream) and (shard.begins_file or ends_blank):
+                    starts = np.union1d(starts, [0])
+                ends_blank = bool(arrays["ends_blank"])
+                num_replaced_lines += int(arrays["num_replaced_lines"])
+            documents.append(starts + place)
+            num_sentences += int(np.count_nonzero(stream == 0))
+            place += len(stream)
+            if shard is shards[-1]:
+                stream = np.append(stream, np.int32(0))
+            file.write(stream.data)
+            parts.append({"file": shard.file, "length": len(stream), "sha256": _sha256(stream)})
+
+    starts = np.append(np.concatenate(documents), place)
+    spellings = (
+        words_to_ids(forms[start : start + 65536], max_characters=max_characters)
+        for start in range(0, len(forms), 65536)
+    )
+    about = {
+        "format": FORMAT,
+        "made_from": made_from,
+        "vocabulary_digest": vocabulary.digest,
+        "max_characters": max_characters,
+        "num_tokens": place - num_sentences,
+        "num_sentences": num_sentences,
+        "num_documents": len(starts) - 1,
+        "num_forms": len(forms),
+        "num_replaced_lines": num_replaced_lines,
+        "files": {
+            "documents.bin": _write_arrays(out / "documents.bin", [starts]),
+            "forms.bin": _write_arrays(out / "forms.bin", spellings),
+            "form_targets.bin": _write_arrays(out / "form_targets.bin", [vocabulary.ids(forms)]),
+        },
+        "shards": parts,
+    }
+    with replacing(out / "corpus.json") as temporary:  # last: a folder without it is no corpus
+        temporary.write_text(json.dumps({**about, "sha256": _sha256_of_json(about)}, indent=1))
+
+
+def _forms(arrays: Any) -> list[str]:
+    text: str = arrays["forms"].tobytes().decode()
+    return text.split("\n") if text else []
+
+
+def _write_arrays(path: Path, arrays: Iterable[npt.NDArray[Any]]) -> str:
+    checksum = hashlib.sha256()
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        for array in arrays:
+            file.write(array.data)
+            checksum.update(array.data)
+    return checksum.hexdigest()

@@ -1,0 +1,137 @@
+"""Text files become word counts, and counts become the vocabulary: the words that a language model predicts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, UNK_TOKEN
+from elmokit.corpus.text import Paths, Progress, find_files, read_blocks, report_replaced, sentences
+from elmokit.corpus.work import run_in_order
+from elmokit.files import replacing
+
+SPECIALS: Final = (BOS_TOKEN, EOS_TOKEN, UNK_TOKEN)
+
+
+class Vocabulary:
+    """The words that a language model predicts. A word's id is its place in the list.
+
+    The list holds <S>, </S> and <UNK> once each: first in the files that we write, anywhere in those of others.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = tuple(words)
+        self._ids = {word: place for place, word in enumerate(self.words)}
+        if len(self._ids) < len(self.words):
+            first, word = next((place, word) for place, word in enumerate(self.words) if self._ids[word] != place)
+            raise ValueError(f"{word!r} is there twice, on lines {first + 1} and {self._ids[word] + 1}: remove one")
+        if missing := [word for word in SPECIALS if word not in self._ids]:
+            raise ValueError(f"{', '.join(missing)} is missing: a vocabulary holds {', '.join(SPECIALS)} and words")
+        self.bos_id, self.eos_id, self.unk_id = (self._ids[word] for word in SPECIALS)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read a file of one word a line."""
+        words = []
+        for number, line in enumerate(Path(path).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+            try:
+                word = line.decode().strip()
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}: line {number} is not UTF-8: {line[:40]!r}") from None
+            if not word:
+                raise ValueError(f"{path}: line {number} is empty: write one word on each line")
+            words.append(word)
+        if words[-1] == "!!!MAXTERMID":  # the end mark of files in the tradition of lm_1b and bilm-tf: has no id there
+            words.pop()
+        try:
+            return cls(words)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the words, one a line."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(self._content())
+
+    def _content(self) -> bytes:
+        return "".join(f"{word}\n" for word in self.words).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the file that `save` writes."""
+        return hashlib.sha256(self._content()).hexdigest()
+
+    def id(self, word: str) -> int:
+        """A word's id; that of <UNK> for a word which is not in the vocabulary."""
+        return self._ids.get(word, self.unk_id)
+
+    def ids(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
+        """The ids of several words."""
+        return np.fromiter(map(self.id, words), np.int32, len(words))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._ids
+
+
+class WordCounts(Counter[str]):
+    """How often each word occurs, and how many lines held bytes that are not UTF-8 and were replaced."""
+
+    num_replaced_lines = 0
+
+
+def count_words(
+    paths: Paths, *, tokenized: bool = False, progress: Progress | None = None, workers: int | None = None
+) -> WordCounts:
+    """Count the words of text files, on all cores; memory grows with the number of distinct words alone."""
+    jobs = ((block.content, tokenized) for block in read_blocks(find_files(paths), progress))
+    counts = WordCounts()
+    for part, num_replaced in run_in_order(_count_block, jobs, workers):
+        counts.update(part)
+        counts.num_replaced_lines += num_replaced
+    report_replaced(counts.num_replaced_lines)
+    return counts
+
+
+def _count_block(content: bytes, tokenized: bool) -> tuple[dict[str, int], int]:
+    lines, num_replaced = sentences(content, tokenized=tokenized)
+    return dict(Counter(chain.from_iterable(lines))), num_replaced
+
+
+def build_vocabulary(
+    paths: Paths,
+    *,
+    size: int | None = None,
+    min_count: int = 1,
+    tokenized: bool = False,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Vocabulary:
+    """Make the vocabulary of text files: <S>, </S>, <UNK>, then words by falling frequency, equal ones by spelling.
+
+    `size` counts the three specials. Words that occur less than `min_count` times are left out.
+    """
+    if size is not None and size <= len(SPECIALS):
+        raise ValueError(f"size is {size}: a vocabulary holds {', '.join(SPECIALS)} and at least one word")
+    counts = count_words(paths, tokenized=tokenized, progress=progress, workers=workers)
+    if not counts:
+        raise ValueError(f"there is no word in {paths}")
+    words = [word for word in by_frequency(counts) if counts[word] >= min_count and word not in SPECIALS]
+    if not words:
+        raise ValueError(f"min_count is {min_count}: no word of {paths} occurs so often")
+    return Vocabulary([*SPECIALS, *words][:size])
+
+
+def by_frequency(counts: Mapping[str, int]) -> list[str]:
+    """The words of `counts`, the most frequent first, equally frequent ones in the order of their spelling."""
+    return sorted(counts, key=lambda word: (-counts[word], word))
