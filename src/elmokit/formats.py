@@ -7,6 +7,7 @@ Enters: options.json and weights.hdf5 as they were downloaded (or a token-embedd
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from torch import Tensor
 from elmokit.characters import NUM_CHARACTERS
 from elmokit.checkpoint import check_finite
 from elmokit.config import BiLMConfig, from_mapping, read_json
-from elmokit.files import replacing
+from elmokit.files import ForgivingFile, replacing, replacing_together
 from elmokit.network import BiLM
 
 logger = logging.getLogger(__name__)
@@ -62,22 +63,27 @@ def read_official(
     """
     options = read_json(options_path)
     with open_hdf5(weights_path) as file, open_hdf5(embeddings_path or weights_path) as embeddings:
-        word_level = embeddings_path is not None or "char_cnn" not in options
-        num_words = len(_dataset(embeddings, "embedding")) if word_level else None
+        names = _datasets(file)
+        word_level = embeddings_path is not None or not ("char_cnn" in options or "char_embed" in names)
         config = config_from_options(
             options,
             source=str(options_path),
-            num_words=num_words,
+            num_words=len(_dataset(embeddings, "embedding")) if word_level else None,
             boundary_ids=boundary_ids,
-            char_projection="CNN_proj" in file,
         )
+        # files without projection exist, where it would not change the width
+        if not any(name.startswith("CNN_proj/") for name in names) and config.filters_dim == config.projection_dim:
+            config = dataclasses.replace(config, char_projection=False)
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in BiLM(config).state_dict().items()}
+        expected = official_views(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+        home = {name: embeddings if name == "embedding" else file for name in expected}
+        for name, parts in expected.items():  # all of them before the first is read: memory is for a model that fits
+            _check(home[name], name, parts)
+        _refuse_surplus(file, set(names) - set(expected), word_level, str(options_path))
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-        expected = official_views(config, weights)
-        for name, parts in expected.items():
-            _fill(embeddings if name == "embedding" else file, name, parts)
-        _refuse_surplus(file, set(expected), word_level, str(options_path))
+        for name, parts in official_views(config, weights).items():
+            _fill(home[name], name, parts)
     return config, weights
 
 
@@ -85,11 +91,11 @@ def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: st
     """Write `options.json` and `weights.hdf5` into `folder`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "options.json") as options, replacing(folder / "weights.hdf5") as target:
-        options.write_text(json.dumps(options_from_config(config), indent=2) + "\n", encoding="utf-8")
-        with h5py.File(target, "w") as file:
+    with replacing_together([folder / "weights.hdf5", folder / "options.json"]) as (target, options):
+        with writing_hdf5(target) as file:
             for name, parts in official_views(config, weights).items():
                 file[name] = torch.cat([part.detach().float().cpu() for part in parts]).numpy()
+        options.write_text(json.dumps(options_from_config(config), indent=2) + "\n", encoding="utf-8")
 
 
 def official_views(config: BiLMConfig, weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
@@ -126,7 +132,6 @@ def config_from_options(
     source: str,
     num_words: int | None = None,
     boundary_ids: tuple[int, int] = (0, 1),
-    char_projection: bool = True,
 ) -> BiLMConfig:
     """Official options -> our configuration; keys that nobody knows are logged, not refused."""
     lstm = _table(options, "lstm", source)
@@ -153,7 +158,6 @@ def config_from_options(
             activation=_required(char_cnn, "char_cnn", "activation", source),
             max_characters=char_cnn.get("max_characters_per_token", 50),
             num_highways=char_cnn.get("n_highway") or 0,
-            char_projection=char_projection,
         )
         unknown |= {f"char_cnn.{key}" for key in set(char_cnn) - CHAR_KEYS}
     if unknown:
@@ -190,8 +194,9 @@ def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[s
     with open_hdf5(path) as file:
         rows = len(_dataset(file, "softmax/W"))
         softmax = {"weight": torch.empty(rows, projection_dim), "bias": torch.empty(rows)}
-        _fill(file, "softmax/W", [softmax["weight"]])
-        _fill(file, "softmax/b", [softmax["bias"]])
+        for name, tensor in (("softmax/W", softmax["weight"]), ("softmax/b", softmax["bias"])):
+            _check(file, name, [tensor])
+            _fill(file, name, [tensor])
     return softmax
 
 
@@ -209,7 +214,7 @@ def write_token_embeddings(vectors: Tensor, path: str | os.PathLike[str]) -> Non
 def open_hdf5(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
     """An HDF5 file to read from; anything else is a ValueError that names it."""
     if not Path(path).is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: {'this is a folder' if Path(path).is_dir() else 'no such file'}")
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -218,25 +223,38 @@ def open_hdf5(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
         yield file
 
 
+@contextlib.contextmanager
+def writing_hdf5(path: Path) -> Iterator[h5py.File]:
+    """A new HDF5 file to write to; a full disk is an OSError that names it, once the block has ended."""
+    with ForgivingFile(path, "w+") as raw:
+        with h5py.File(raw, "w") as file:
+            yield file
+        if raw.error is not None:
+            raise OSError(raw.error.errno, raw.error.strerror, str(path))
+
+
 def _write(path: str | os.PathLike[str], arrays: Mapping[str, Tensor]) -> None:
-    with replacing(Path(path)) as target, h5py.File(target, "w") as file:
+    with replacing(Path(path)) as target, writing_hdf5(target) as file:
         for name, tensor in arrays.items():
             file[name] = tensor.detach().float().cpu().numpy()
 
 
-def _fill(file: h5py.File, name: str, parts: list[Tensor]) -> None:
-    """Copy the dataset `name` into the views, checked."""
+def _check(file: h5py.File, name: str, parts: list[Tensor]) -> None:
+    """The dataset `name` is there, and has the shape of the views together."""
     dataset = _dataset(file, name)
-    rows = sum(len(part) for part in parts)
-    expected = (rows, *parts[0].shape[1:])
-    if dataset.shape != expected:
-        raise ValueError(f"{file.filename}: {name} is {dataset.shape}, the options ask for {expected}")
-    if dataset.dtype.kind != "f":
-        raise ValueError(f"{file.filename}: {name} holds {dataset.dtype}, not floating-point numbers")
-    try:
-        values = torch.from_numpy(dataset[()].astype(np.float32, copy=False))
-    except OSError as error:
-        raise ValueError(f"{file.filename}: {name} cannot be read, the file is damaged ({error})") from None
+    expected = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    with _reading(file, name):
+        shape, dtype = dataset.shape, dataset.dtype
+    if shape != expected:
+        raise ValueError(f"{file.filename}: {name} is {shape}, the options ask for {expected}")
+    if dtype.kind != "f":
+        raise ValueError(f"{file.filename}: {name} holds {dtype}, not floating-point numbers")
+
+
+def _fill(file: h5py.File, name: str, parts: list[Tensor]) -> None:
+    """Copy the dataset `name` into the views."""
+    with _reading(file, name), np.errstate(over="ignore"):
+        values = torch.from_numpy(_dataset(file, name)[()].astype(np.float32, copy=False))
     check_finite(values, Path(file.filename), name)
     begin = 0
     for part in parts:
@@ -245,10 +263,8 @@ def _fill(file: h5py.File, name: str, parts: list[Tensor]) -> None:
 
 
 def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    try:
+    with _reading(file, name):
         found = file.get(name)
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"{file.filename}: {name} cannot be read, the file is damaged ({error})") from None
     if not isinstance(found, h5py.Dataset):
         held = ", ".join(_datasets(file)[:40]) or "nothing"
         raise ValueError(f"{file.filename}: {name} is missing; the file holds {held}")
@@ -257,17 +273,31 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
 
 def _datasets(file: h5py.File) -> list[str]:
     names: list[str] = []
-    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    with _reading(file, "the list of its arrays"):
+        file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     return names
 
 
-def _refuse_surplus(file: h5py.File, expected: set[str], word_level: bool, options: str) -> None:
+@contextlib.contextmanager
+def _reading(file: h5py.File, what: str) -> Iterator[None]:
+    """HDF5 has no one error for a damaged file: whatever comes while `what` is read names the file."""
+    try:
+        yield
+    except (RuntimeError, OSError, KeyError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.filename}: {what} cannot be read, the file is damaged ({error})") from None
+
+
+def _refuse_surplus(file: h5py.File, surplus: set[str], word_level: bool, options: str) -> None:
     """Layers, filters or highways that the options do not name would be left out silently: wrong numbers."""
-    for name in sorted(set(_datasets(file)) - expected):
+    for name in sorted(surplus):
         group = name.split("/")[0]
-        if group.startswith("RNN_") or (not word_level and group.startswith("CNN")):
-            raise ValueError(f"{file.filename}: {name} has no place in {options}: the options contradict the weights")
-        logger.warning("%s: %s is no part of the biLM and is left aside", file.filename, name)
+        if group == "char_embed" or group.startswith("CNN"):
+            if word_level:  # the character encoder, which the word table stands in for
+                continue
+        elif not group.startswith("RNN_"):
+            logger.warning("%s: %s is no part of the biLM and is left aside", file.filename, name)
+            continue
+        raise ValueError(f"{file.filename}: {name} has no place in {options}: the options contradict the weights")
 
 
 def _table(values: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
