@@ -291,9 +291,9 @@ class ElmoModel:
         path = Path(directory)
         if path.is_file() and zipfile.is_zipfile(path):
             with tempfile.TemporaryDirectory() as folder:
-                self._elmo = _load_folder(_unpack(path, Path(folder)))
+                self._elmo = ELMo.from_pretrained(_unpack(path, Path(folder)))
         else:
-            self._elmo = _load_folder(path)
+            self._elmo = ELMo.from_pretrained(path)
         self.batch_size = max_batch_size
         return "The model is now loaded."
 
@@ -366,12 +366,6 @@ class ElmoModel:
 
     def _layers_axis(self, layers: Format) -> tuple[int, ...]:
         return (self.n_layers,) if layers == "all" else ()
-
-
-def _load_folder(folder: Path) -> ELMo:
-    if (folder / "model.hdf5").is_file():  # the name that simple_elmo looks for first
-        return ELMo.from_files(folder / "options.json", folder / "model.hdf5")
-    return ELMo.from_pretrained(folder)
 
 
 def _unpack(archive: Path, folder: Path) -> Path:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from elmokit.characters import NUM_CHARACTERS
-from elmokit.checkpoint import check_finite
+from elmokit.checkpoint import ModelFiles, check_finite
 from elmokit.config import BiLMConfig, from_mapping, read_json
+from elmokit.corpus import Vocabulary
 from elmokit.files import ForgivingFile, replacing, replacing_together
 from elmokit.network import BiLM
 
@@ -85,6 +86,34 @@ def read_official(
         for name, parts in official_views(config, weights).items():
             _fill(home[name], name, parts)
     return config, weights
+
+
+def read_official_model(
+    options_path: str | os.PathLike[str],
+    weights_path: str | os.PathLike[str],
+    *,
+    vocabulary_path: str | os.PathLike[str] | None = None,
+    embeddings_path: str | os.PathLike[str] | None = None,
+    softmax_path: str | os.PathLike[str] | None = None,
+) -> ModelFiles:
+    """An official model with what belongs to it: the vocabulary names the rows of the embeddings and of the softmax."""
+    vocabulary = None if vocabulary_path is None else Vocabulary.load(Path(vocabulary_path))
+    config, weights = read_official(
+        options_path,
+        weights_path,
+        embeddings_path=embeddings_path,
+        boundary_ids=(0, 1) if vocabulary is None else (vocabulary.bos_id, vocabulary.eos_id),
+    )
+    softmax = None
+    if softmax_path is not None:
+        if vocabulary is None:
+            raise ValueError(f"{softmax_path}: a softmax needs the vocabulary that names its rows: give vocabulary=")
+        softmax = read_softmax(softmax_path, projection_dim=config.projection_dim)
+        if len(softmax["bias"]) != len(vocabulary):
+            raise ValueError(
+                f"{softmax_path} has {len(softmax['bias'])} rows, {vocabulary_path} has {len(vocabulary)} words"
+            )
+    return ModelFiles(config, weights, softmax, vocabulary)
 
 
 def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:

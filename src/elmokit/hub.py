@@ -90,11 +90,13 @@ OFFICIAL: Mapping[str, OfficialModel] = {
 
 @dataclass(frozen=True)
 class Location:
-    """What a name resolved to: a folder in our own format, or the official pair of options and weights."""
+    """What a name resolved to: a folder in our own format, or the official pair and what lies beside it."""
 
     folder: Path | None = None
     options: Path | None = None
     weights: Path | None = None
+    softmax: Path | None = None
+    vocabulary: Path | None = None
 
 
 def cache_dir() -> Path:
@@ -209,8 +211,16 @@ def _look_into(folder: Path) -> Location | None:
     if (folder / "config.json").is_file():
         return Location(folder=folder)
     options = _only(folder, "options.json", "*options*.json")
-    weights = _only(folder, "weights.hdf5", "*weights*.hdf5")
-    return Location(options=options, weights=weights) if options and weights else None
+    weights = _if_file(folder / "model.hdf5") or _only(folder, "weights.hdf5", "*weights*.hdf5")
+    if options is None or weights is None:
+        return None
+    vocabulary = _if_file(folder / "vocabulary.txt")
+    softmax = _if_file(folder / "softmax.hdf5") if vocabulary else None
+    return Location(options=options, weights=weights, softmax=softmax, vocabulary=vocabulary)
+
+
+def _if_file(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _only(folder: Path, name: str, pattern: str) -> Path | None:

@@ -122,7 +122,12 @@ class ELMo(nn.Module):
         else:
             assert location.options is not None
             assert location.weights is not None
-            files = ModelFiles(*formats.read_official(location.options, location.weights))
+            files = formats.read_official_model(
+                location.options,
+                location.weights,
+                vocabulary_path=location.vocabulary,
+                softmax_path=location.softmax,
+            )
         saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
         model = cls._from_model_files(
             files,
@@ -159,23 +164,14 @@ class ELMo(nn.Module):
         `vocabulary` names the rows of `softmax` (which makes a language model) and of `embeddings` (a token-embedding
         file, which makes a word-level model).
         """
-        words = None if vocabulary is None else Vocabulary.load(hub.fetch(vocabulary, progress=progress))
-        if softmax is not None and words is None:
-            raise ValueError(f"{softmax}: a softmax needs the vocabulary that names its rows: give vocabulary=")
-        config, tensors = formats.read_official(
-            hub.fetch(options, progress=progress),
-            hub.fetch(weights, progress=progress),
-            embeddings_path=None if embeddings is None else hub.fetch(embeddings, progress=progress),
-            boundary_ids=(0, 1) if words is None else (words.bos_id, words.eos_id),
-        )
-        rows = None
-        if softmax is not None:
-            rows = formats.read_softmax(hub.fetch(softmax, progress=progress), projection_dim=config.projection_dim)
-            assert words is not None
-            if len(rows["bias"]) != len(words):
-                raise ValueError(f"{softmax} has {len(rows['bias'])} rows, {vocabulary} has {len(words)} words")
+        options_path, weights_path = hub.fetch(options, progress=progress), hub.fetch(weights, progress=progress)
+        others = {
+            f"{name}_path": hub.fetch(given, progress=progress)
+            for name, given in {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}.items()
+            if given is not None
+        }
         model = cls._from_model_files(
-            ModelFiles(config, tensors, rows, words),
+            formats.read_official_model(options_path, weights_path, **others),
             freeze=freeze,
             num_mixes=num_mixes,
             dropout=dropout,
