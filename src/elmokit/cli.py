@@ -1,0 +1,598 @@
+"""The verbs of the command line: `elmokit VERB --help` says what each takes and gives.
+
+Enters: arguments, files, standard input.  Leaves: files, and a result on standard output, as text or with --json as one
+JSON object; progress and errors go to standard error.  Bad input is one line and exit code 1, wrong usage is 2, Ctrl-C
+is 130.  What a verb needs is imported inside it, so that --help does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from elmokit import __version__
+from elmokit.terminal import OneLineErrors, counting, downloads, print_result, print_table, progress_bar, training_bar
+
+if TYPE_CHECKING:
+    from elmokit.checkpoint import ModelFiles
+    from elmokit.evaluate import Perplexity
+    from elmokit.hub import Location
+    from elmokit.model import ELMo, Layers
+    from elmokit.pretraining import PretrainResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="elmokit")
+@click.option("--debug", is_flag=True, envvar="ELMOKIT_TRACEBACK", help="Show the whole traceback of an error.")
+def main(debug: bool) -> None:
+    """Contextual word vectors from bidirectional language models.
+
+    A model is a folder, an official name (small, medium, original, original-5.5b) or a Hugging Face id; without one it
+    is the model that comes with elmokit.
+    """
+
+
+# ---- options that several verbs share --------------------------------------------------------------------------------
+
+
+def _read_layers(_: click.Context, __: click.Parameter, value: str) -> Layers:
+    if value.isdecimal():
+        return int(value)
+    if value not in ("all", "top", "average"):
+        raise ValueError(f"--layers is all, top, average or a number from 0, not {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def model_options(verb: F) -> F:
+    """--model and --device."""
+    verb = click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")(verb)
+    return click.option("--model", metavar="MODEL", help="Folder, official name or Hugging Face id.")(verb)
+
+
+layers_option = click.option(
+    "--layers", default="average", show_default=True, callback=_read_layers, help="all, top, average, or 0, 1, 2 …"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+tokenized_option = click.option(
+    "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
+workers_option = click.option("--workers", type=int, help="Processes; by default one for each core.")
+set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
+
+
+# ---- vectors ---------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@model_options
+@layers_option
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
+@click.option("--compression", type=click.Choice(["gzip", "none"]), default="none", show_default=True)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["hdf5", "npz", "parquet", "safetensors"]),
+    help="By default what the suffix of OUT says.",
+)
+@tokenized_option
+@click.option("--batch-size", type=int, help="At most so many sentences in a batch.")
+@click.option("--forget-sentences", is_flag=True, help="HDF5: leave sentence_to_index out.")
+@click.option("--use-sentence-keys", is_flag=True, help="HDF5: name each dataset by its sentence.")
+@overwrite_option
+@json_option
+def embed(
+    source: str,
+    target: Path,
+    model: str | None,
+    device: str | None,
+    layers: Layers,
+    dtype: Any,
+    compression: str,
+    file_format: Any,
+    tokenized: bool,
+    batch_size: int | None,
+    forget_sentences: bool,
+    use_sentence_keys: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the vectors of every token of IN (one sentence a line; - is standard input) to OUT.
+
+    A blank line gives an empty entry.  A run that was stopped goes on when the same command is given again.
+    """
+    from elmokit.output import VectorFile, format_of, read_lines, write_vectors
+
+    file = VectorFile(
+        path=target,
+        format=file_format or format_of(target),
+        layers=layers,
+        dtype=dtype,
+        gzip=compression == "gzip",
+        tokenized=tokenized,
+        forget_sentences=forget_sentences,
+        use_sentence_keys=use_sentence_keys,
+    )
+    _check_new_file(target, overwrite)
+    with _open_input(source) as (stream, size):
+        elmo = _load(model, device)
+        with progress_bar("embedding", size) as advance:
+            lines = read_lines(counting(stream, advance), "standard input" if source == "-" else source)
+            written = write_vectors(elmo, lines, file, batch_size=batch_size, overwrite=overwrite)
+    result = {"out": str(target), "format": file.format, "layers": layers, **dataclasses.asdict(written)}
+    resumed = f" ({written.num_resumed:,} of them were done before)" if written.num_resumed else ""
+    print_result(
+        as_json, result, f"{target}: {written.num_sentences:,} sentences{resumed}, {written.num_tokens:,} tokens"
+    )
+
+
+@main.command()
+@click.argument("first", metavar="SENTENCE1")
+@click.argument("second", metavar="SENTENCE2")
+@click.option("--word", help="Compare this word in the two sentences; by default the sentences as a whole.")
+@model_options
+@layers_option
+@click.option("--per-layer", is_flag=True, help="Every layer, and their average.")
+@json_option
+def similar(
+    first: str,
+    second: str,
+    word: str | None,
+    model: str | None,
+    device: str | None,
+    layers: Layers,
+    per_layer: bool,
+    as_json: bool,
+) -> None:
+    """Print the cosine of two sentences, or of a word in them."""
+    elmo = _load(model, device)
+    wanted: list[Layers] = [layers]
+    if per_layer or layers == "all":
+        wanted = [*range(elmo.config.num_layers + 1), "average"]
+    cosines = {str(choice): elmo.similarity(first, second, word=word, layers=choice) for choice in wanted}
+    result = {"word": word, "sentences": [first, second], "cosine": cosines}
+    print_table(as_json, result, ["layer", "cosine"], [[name, f"{value:.4f}"] for name, value in cosines.items()])
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("model", required=False)
+@json_option
+def info(model: str | None, as_json: bool) -> None:
+    """Print what MODEL is: sizes, parameters, files, and whether it is a language model."""
+    from elmokit.config import to_mapping
+
+    location, files = _read_files(model)
+    parameters: dict[str, int] = {}
+    for name, tensor in files.weights.items():
+        part = ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
+        parameters[part] = parameters.get(part, 0) + tensor.numel()
+    bilm = sum(count for part, count in parameters.items() if part != "mixes")
+    if files.softmax is not None:
+        parameters["softmax"] = sum(tensor.numel() for tensor in files.softmax.values())
+    config = files.config
+    result: dict[str, Any] = {
+        "model": model,
+        "format": "elmokit" if location.folder is not None else "official",
+        "input": "characters" if config.num_words is None else "words",
+        "layers": config.num_layers + 1,
+        "vector_dim": 2 * config.projection_dim,
+        "config": to_mapping(config),
+        "bilm_parameters": bilm,
+        "parameters": parameters,
+        "language_model": files.softmax is not None,
+        "vocabulary_size": None if files.vocabulary is None else len(files.vocabulary),
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in _files_of(location)],
+    }
+    skipped = {"num_words", "bos_id", "eos_id"} if config.num_words is None else {"num_words", *CHARACTER_SETTINGS}
+    rows = [
+        ["format", result["format"]],
+        ["input", "characters" if config.num_words is None else f"{config.num_words:,} words"],
+        ["vectors", f"{config.num_layers + 1} layers of {2 * config.projection_dim}"],
+        *([name.replace("_", " "), _spell(value)] for name, value in result["config"].items() if name not in skipped),
+        ["biLM parameters", f"{bilm:,}"],
+        *([f"  {part}", f"{count:,}"] for part, count in parameters.items()),
+        ["language model", "yes" if files.softmax is not None else "no: there is no softmax"],
+        ["vocabulary", "none" if files.vocabulary is None else f"{len(files.vocabulary):,} words"],
+        *(["file", f"{file['path']} ({file['bytes']:,} bytes)"] for file in result["files"]),
+    ]
+    print_table(as_json, result, [model or "default model", ""], rows)
+
+
+def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
+    """A model as its files say it is, without the network that they make."""
+    from elmokit import checkpoint, formats, hub
+    from elmokit.checkpoint import ModelFiles
+
+    with downloads() as progress:
+        location = hub.resolve(model, progress=progress)
+    if location.folder is not None:
+        return location, checkpoint.load(location.folder)
+    assert location.options is not None
+    assert location.weights is not None
+    return location, ModelFiles(*formats.read_official(location.options, location.weights))
+
+
+def _files_of(location: Location) -> list[Path]:
+    if location.folder is None:
+        return [path for path in (location.options, location.weights) if path is not None]
+    return [location.folder / name for name in OWN_FILES if (location.folder / name).is_file()]
+
+
+CHARACTER_SETTINGS = ("max_characters", "char_dim", "filters", "activation", "num_highways", "char_projection")
+OWN_FILES = ("config.json", "model.safetensors", "softmax.safetensors", "vocabulary.txt", "README.md")
+OFFICIAL_FILES = ("options.json", "weights.hdf5", "softmax.hdf5", "vocabulary.txt")
+
+
+@main.command()
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--to", "to", type=click.Choice(["official", "elmokit"]), help="By default the format that SRC has not.")
+@click.option("--softmax", metavar="FILE", help="Softmax file of an official model; makes it a language model.")
+@click.option("--vocabulary", metavar="FILE", help="The words of the softmax, or of a word-level official model.")
+@overwrite_option
+@json_option
+def convert(
+    source: str,
+    target: Path,
+    to: str | None,
+    softmax: str | None,
+    vocabulary: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the model SRC into the folder DST, in our format or as the official options.json and weights.hdf5.
+
+    The softmax.hdf5 and vocabulary.txt of an official folder come along.  The official format has no place for the
+    weights of mixes.
+    """
+    from elmokit import hub
+    from elmokit.model import ELMo
+
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file: name a folder")
+    if target.exists() and any(target.iterdir()) and not overwrite:
+        raise ValueError(f"{target} is there already: name another folder, or write into it with --overwrite")
+    with downloads() as progress:
+        location = hub.resolve(source, progress=progress)
+        if target.exists() and target.samefile(location.folder or Path(location.weights or "").parent):
+            raise ValueError(f"{target} is the model that is read: name another folder")
+        if location.folder is not None:
+            if softmax or vocabulary:
+                raise ValueError(f"{source} is in our format, which has its own softmax and vocabulary: leave them out")
+            elmo = ELMo.from_pretrained(location.folder)
+        else:
+            assert location.options is not None
+            assert location.weights is not None
+            beside = location.weights.parent
+            if softmax is None and (beside / "softmax.hdf5").is_file():
+                softmax = str(beside / "softmax.hdf5")
+            if vocabulary is None and (beside / "vocabulary.txt").is_file():
+                vocabulary = str(beside / "vocabulary.txt")
+            elmo = ELMo.from_files(
+                location.options, location.weights, softmax=softmax, vocabulary=vocabulary, progress=progress
+            )
+    to = to or ("official" if location.folder is not None else "elmokit")
+    if to == "official":
+        elmo.export_hdf5(target)
+    else:
+        elmo.save_pretrained(target)
+    written = set(OFFICIAL_FILES if to == "official" else OWN_FILES)
+    if elmo.output_layer is None:
+        written -= {"softmax.hdf5", "softmax.safetensors"}
+    if elmo.vocabulary is None:
+        written -= {"vocabulary.txt"}
+    for name in {*OWN_FILES, *OFFICIAL_FILES} - written - {"README.md"}:  # of a model that was there before
+        (target / name).unlink(missing_ok=True)
+    result = {"out": str(target), "format": to, "files": sorted(written)}
+    print_result(as_json, result, f"{target}: {to} format, {', '.join(sorted(written))}")
+
+
+# ---- the language model ----------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("sentence")
+@click.option("-k", "count", type=int, default=5, show_default=True, help="Number of words.")
+@model_options
+@json_option
+def substitutes(sentence: str, count: int, model: str | None, device: str | None, as_json: bool) -> None:
+    """Print the words that fit best in place of the one in brackets: "He sat on the [bank] ." """
+    import math
+
+    words = _load(model, device).substitutes(sentence, k=count)
+    result = {"sentence": sentence, "substitutes": [dataclasses.asdict(word) for word in words]}
+    rows = [[word.word, f"{math.exp(word.log_prob):.4f}"] for word in words]
+    print_table(as_json, result, ["word", "probability"], rows)
+
+
+@main.command()
+@click.argument("model")
+@click.argument("text", nargs=-1, required=True)
+@click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")
+@click.option("--per-sentence", is_flag=True, help="Each line by itself, without the lines before it.")
+@tokenized_option
+@json_option
+def perplexity(
+    model: str, text: tuple[str, ...], device: str | None, per_sentence: bool, tokenized: bool, as_json: bool
+) -> None:
+    """Print the perplexity of TEXT (files, or one folder that `elmokit prepare` made) by the language model MODEL.
+
+    As published: the full softmax, the state carried from sentence to sentence, the boundaries counted.
+    """
+    elmo = _load(model, device)
+    if per_sentence:
+        _print_sentence_perplexities(elmo, text, tokenized, as_json)
+        return
+    import tempfile
+
+    from elmokit.corpus import Corpus, prepare
+    from elmokit.evaluate import heldout_perplexity
+
+    output_layer, vocabulary = elmo.output_layer, elmo.vocabulary
+    if output_layer is None or vocabulary is None:
+        raise ValueError(
+            f"{model} has no softmax, so it is no language model: `elmokit convert --softmax` gives it one"
+        )
+    if len(text) == 1 and Path(text[0]).is_dir():
+        found = heldout_perplexity(elmo.bilm, output_layer, Corpus.open(text[0], vocabulary=vocabulary))
+    else:
+        width = elmo.config.max_characters
+        with tempfile.TemporaryDirectory(prefix="elmokit-") as folder, progress_bar("reading", None) as advance:
+            corpus = prepare(
+                text,
+                folder,
+                vocabulary=vocabulary,
+                tokenized=tokenized,
+                max_characters=width,
+                progress=advance.to,
+            )
+            found = heldout_perplexity(elmo.bilm, output_layer, corpus)
+    print_table(as_json, dataclasses.asdict(found), PERPLEXITY_COLUMNS, [_perplexity_row(found)])
+
+
+PERPLEXITY_COLUMNS = ["perplexity", "forward", "backward", "predictions"]
+
+
+def _perplexity_row(found: Perplexity) -> list[str]:
+    return [f"{found.both:.2f}", f"{found.forward:.2f}", f"{found.backward:.2f}", f"{found.num_tokens:,}"]
+
+
+def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: bool, as_json: bool) -> None:
+    from elmokit.characters import tokenize
+    from elmokit.evaluate import perplexity_of
+    from elmokit.output import read_lines
+
+    scored: list[Any] = []
+    for path in paths:
+        with _open_input(path) as (stream, size), progress_bar("scoring", size) as advance:
+            lines = [line for line in read_lines(counting(stream, advance), path) if line]
+        tokens = [line.split() if tokenized else tokenize(line) for line in lines]
+        scored += zip(lines, elmo.log_probs(tokens), strict=True)
+    each = [(line, perplexity_of([scores])) for line, scores in scored]
+    total = perplexity_of([scores for _, scores in scored])
+    sentences = [{"sentence": line, **dataclasses.asdict(found)} for line, found in each]
+    rows = [[*_perplexity_row(found), line] for line, found in each] + [[*_perplexity_row(total), "(all)"]]
+    result = {**dataclasses.asdict(total), "sentences": sentences}
+    print_table(as_json, result, [*PERPLEXITY_COLUMNS, "sentence"], rows)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("text", nargs=-1, required=True)
+@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="vocabulary.txt")
+@click.option("--size", type=int, help="At most so many words, <S>, </S> and <UNK> included.")
+@click.option("--min-count", type=int, default=1, show_default=True, help="Leave out words that occur less often.")
+@tokenized_option
+@workers_option
+@overwrite_option
+@json_option
+def vocab(
+    text: tuple[str, ...],
+    target: Path,
+    size: int | None,
+    min_count: int,
+    tokenized: bool,
+    workers: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Count the words of TEXT (.txt, .gz, .xz, .zst, .parquet; globs too) and write them, most frequent first."""
+    from elmokit.corpus import build_vocabulary
+
+    _check_new_file(target, overwrite)
+    with progress_bar("counting", None) as advance:
+        vocabulary = build_vocabulary(
+            text, size=size, min_count=min_count, tokenized=tokenized, progress=advance.to, workers=workers
+        )
+    vocabulary.save(target)
+    print_result(as_json, {"out": str(target), "words": len(vocabulary)}, f"{target}: {len(vocabulary):,} words")
+
+
+@main.command()
+@click.argument("text", nargs=-1, required=True)
+@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="The corpus folder.")
+@click.option("--vocabulary", "words", required=True, help="The file that `elmokit vocab` wrote.")
+@tokenized_option
+@click.option("--max-characters", type=int, default=50, show_default=True, help="Of a word, its two marks included.")
+@workers_option
+@json_option
+def prepare(
+    text: tuple[str, ...],
+    target: Path,
+    words: str,
+    tokenized: bool,
+    max_characters: int,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Turn TEXT (one sentence a line, a blank line ends a document) into a folder that training reads.
+
+    A run that was stopped goes on when the same command is given again.
+    """
+    from elmokit.corpus import Vocabulary
+    from elmokit.corpus import prepare as prepare_corpus
+
+    vocabulary = Vocabulary.load(words)
+    with progress_bar("preparing", None) as advance:
+        corpus = prepare_corpus(
+            text,
+            target,
+            vocabulary=vocabulary,
+            tokenized=tokenized,
+            max_characters=max_characters,
+            workers=workers,
+            progress=advance.to,
+        )
+    result = {
+        "out": str(target),
+        "tokens": corpus.num_tokens,
+        "sentences": corpus.num_sentences,
+        "documents": corpus.num_documents,
+        "replaced_lines": corpus.num_replaced_lines,
+    }
+    counts = ", ".join(f"{result[key]:,} {key}" for key in ("tokens", "sentences", "documents"))
+    print_result(as_json, result, f"{target}: {counts}")
+
+
+@main.command()
+@click.argument("recipe")
+@set_option
+@json_option
+def pretrain(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train a biLM as the file RECIPE says.
+
+    A run that was stopped goes on when the same command is given again.  Several GPUs: torchrun --no-python
+    --nproc-per-node 8 elmokit pretrain RECIPE.
+    """
+    from elmokit.pretraining import load_recipe, run_recipe
+
+    config, sizes = load_recipe(recipe, overrides)
+    with training_bar() as on_progress:
+        result = run_recipe(config, sizes, on_progress=on_progress)
+    _print_training(result, as_json)
+
+
+@main.command()
+@click.argument("model")
+@click.argument("text", nargs=-1, required=True)
+@click.option("-o", "--out", "target", required=True, help="The folder of the run, and then of the model.")
+@click.option("--heldout", help="Text whose perplexity is measured; the best model by it is kept.")
+@click.option("--vocabulary", help="Words of a new softmax; by default those of MODEL, or those of TEXT.")
+@tokenized_option
+@set_option
+@json_option
+def finetune(
+    model: str,
+    text: tuple[str, ...],
+    target: str,
+    heldout: str | None,
+    vocabulary: str | None,
+    tokenized: bool,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Train MODEL, any that can be loaded, on with TEXT.
+
+    A run that was stopped goes on when the same command is given again.
+    """
+    from elmokit.pretraining import finetune as train_on
+
+    settings = {"tokenized": tokenized, **dict(map(_read_setting, overrides))}
+    if vocabulary is not None:
+        settings["vocabulary"] = vocabulary
+    _, files = _read_files(model)
+    with training_bar() as on_progress:
+        train = text[0] if len(text) == 1 else text
+        result = train_on(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
+    _print_training(result, as_json)
+
+
+def _read_setting(override: str) -> tuple[str, Any]:
+    """`key=value` with a TOML value, or plain text."""
+    import tomllib
+
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ValueError(f"{override!r}: write a setting as key=value, as in learning_rate=0.01")
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text.strip()
+
+
+def _print_training(result: PretrainResult, as_json: bool) -> None:
+    if os.environ.get("RANK", "0") != "0":  # one of the processes that torchrun started speaks for all
+        return
+    line = f"{result.folder}: step {result.step:,} of {result.num_steps:,}"
+    if result.best is not None:
+        line += f"; held-out perplexity {result.best.both:.2f} at step {result.best_step:,}"
+    if result.unigram is not None:
+        line += f" (by word frequencies alone {result.unigram:.2f})"
+    print_result(as_json, {**dataclasses.asdict(result), "folder": str(result.folder)}, line)
+    if result.ended.startswith("SIG"):
+        import signal
+
+        sys.exit(128 + signal.Signals[result.ended])
+
+
+# ---- what verbs share ------------------------------------------------------------------------------------------------
+
+
+def _load(name: str | None, device: str | None) -> ELMo:
+    import torch
+
+    from elmokit.model import ELMo
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    with downloads() as progress:
+        return ELMo.from_pretrained(name, device=device, progress=progress)
+
+
+def _check_new_file(path: Path, overwrite: bool) -> None:
+    """Find out before the work, not after it, that its result has no place."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: name a file to write")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
+
+
+@contextmanager
+def _open_input(path: str) -> Iterator[tuple[IO[bytes], int | None]]:
+    """A file to read and its size; `-` is standard input, whose size nobody knows."""
+    if path == "-":
+        yield sys.stdin.buffer, None
+        return
+    with open(path, "rb") as file:
+        yield file, os.fstat(file.fileno()).st_size
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(":".join(map(str, item)) if isinstance(item, list) else str(item) for item in value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    main()
