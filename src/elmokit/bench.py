@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,8 @@ def measure(
     threads = threads or torch.get_num_threads()
     machine = describe_machine(device, dtype, threads)
     found: list[Measurement] = []
-    with _threads(threads):
+    with _threads(threads), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         ceiling = ceiling_flops(device, dtype, rounds)
 
         def note(part: str, size: str, shape: tuple[int, int], seconds: dict[str, float], tokens: int) -> None:
@@ -262,6 +264,30 @@ def describe_machine(device: str, dtype: torch.dtype, threads: int) -> dict[str,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def headline(report: Report) -> str:
+    """Where the figures come from, in one line."""
+    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    return f"{facts}; one large product: {report.ceiling_tflops:.2f} TFLOP/s"
+
+
+def table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of text, each speed with its ratio to ours."""
+    ours: dict[tuple[str, str, int], float] = {}
+    for one in report.measurements:
+        if one.contender.startswith("elmokit"):
+            ours.setdefault((one.part, one.size, one.rows), one.tokens_per_second)
+    rows = [
+        [
+            *map(str, (one.part, one.mode, one.size, one.rows, one.steps, one.contender)),
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.tokens_per_second / ours[one.part, one.size, one.rows]:.2f}x",
+            "" if one.of_ceiling is None else f"{one.of_ceiling:.1%}",
+        ]
+        for one in report.measurements
+    ]
+    return ["part", "mode", "size", "rows", "steps", "contender", "tokens/s", "of ours", "of ceiling"], rows
 
 
 def plot(report: Report, path: Path) -> None:

@@ -215,7 +215,6 @@ def info(model: str | None, as_json: bool) -> None:
 def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
     """A model as its files say it is, without the network that they make."""
     from elmokit import checkpoint, formats, hub
-    from elmokit.checkpoint import ModelFiles
 
     with downloads() as progress:
         location = hub.resolve(model, progress=progress)
@@ -223,12 +222,15 @@ def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
         return location, checkpoint.load(location.folder)
     assert location.options is not None
     assert location.weights is not None
-    return location, ModelFiles(*formats.read_official(location.options, location.weights))
+    return location, formats.read_official_model(
+        location.options, location.weights, vocabulary_path=location.vocabulary, softmax_path=location.softmax
+    )
 
 
 def _files_of(location: Location) -> list[Path]:
     if location.folder is None:
-        return [path for path in (location.options, location.weights) if path is not None]
+        found = (location.options, location.weights, location.softmax, location.vocabulary)
+        return [path for path in found if path is not None]
     return [location.folder / name for name in OWN_FILES if (location.folder / name).is_file()]
 
 
@@ -277,13 +279,12 @@ def convert(
         else:
             assert location.options is not None
             assert location.weights is not None
-            beside = location.weights.parent
-            if softmax is None and (beside / "softmax.hdf5").is_file():
-                softmax = str(beside / "softmax.hdf5")
-            if vocabulary is None and (beside / "vocabulary.txt").is_file():
-                vocabulary = str(beside / "vocabulary.txt")
             elmo = ELMo.from_files(
-                location.options, location.weights, softmax=softmax, vocabulary=vocabulary, progress=progress
+                location.options,
+                location.weights,
+                softmax=softmax or location.softmax,
+                vocabulary=vocabulary or location.vocabulary,
+                progress=progress,
             )
     to = to or ("official" if location.folder is not None else "elmokit")
     if to == "official":
@@ -299,6 +300,64 @@ def convert(
         (target / name).unlink(missing_ok=True)
     result = {"out": str(target), "format": to, "files": sorted(written)}
     print_result(as_json, result, f"{target}: {to} format, {', '.join(sorted(written))}")
+
+
+@main.command()
+@click.option("--size", "sizes", multiple=True, default=["small"], show_default=True, help="small, medium, original.")
+@click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="By default bfloat16 on a GPU.")
+@click.option("--rows", multiple=True, type=click.IntRange(1), help="Sentences at a time; several may be given.")
+@click.option("--steps", type=click.IntRange(1), default=25, show_default=True, help="Tokens of each sentence.")
+@click.option("--training", is_flag=True, help="Forward and backward, LSTM layers alone.")
+@click.option("--text", type=click.Path(path_type=Path), help="Sentences for the whole model; else made words.")
+@click.option("--sentences", type=click.IntRange(1), default=640, show_default=True, help="How many of them.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns; medians count.")
+@click.option("--threads", multiple=True, type=click.IntRange(1), help="CPU threads; several may be given.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the bars into this file.")
+@json_option
+def bench(
+    sizes: tuple[str, ...],
+    device: str | None,
+    dtype: str | None,
+    rows: tuple[int, ...],
+    steps: int,
+    training: bool,
+    text: Path | None,
+    sentences: int,
+    rounds: int,
+    threads: tuple[int, ...],
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure tokens/s here, side by side: our engine, the eager one, torch's LSTM, a transformer of equal width."""
+    import torch
+
+    from elmokit import bench as benchmark
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = getattr(torch, dtype or ("bfloat16" if device.startswith("cuda") else "float32"))
+    reports = [
+        benchmark.measure(
+            sizes,
+            device=device,
+            dtype=kind,
+            rows=rows or None,
+            steps=steps,
+            training=training,
+            text=text,
+            num_sentences=sentences,
+            rounds=rounds,
+            threads=count,
+        )
+        for count in threads or (None,)
+    ]
+    for report in reports:
+        if plot is not None:
+            name = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{report.machine['threads']}")
+            benchmark.plot(report, name)
+        if not as_json:
+            print_result(False, {}, benchmark.headline(report))
+        print_table(as_json, dataclasses.asdict(report), *benchmark.table(report))
 
 
 # ---- the language model ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from the parts at the end and takes its name in one step; until then the parts n
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -32,7 +31,7 @@ import numpy.typing as npt
 
 from elmokit.characters import tokenize
 from elmokit.config import to_mapping
-from elmokit.files import replacing, sync_folder
+from elmokit.files import ForgivingFile, replacing, sync_folder
 from elmokit.model import ELMo, Layers
 
 Format = Literal["hdf5", "npz", "parquet", "safetensors"]
@@ -141,7 +140,6 @@ def _embed_parts(model: ELMo, lines: Iterable[str], file: VectorFile, parts: _Pa
         if parts.take_over(texts, num_done):
             num_resumed += len(texts)
         else:
-            model.forget_words()  # else the last bit of a part would depend on the parts before it
             vectors = model.embed(tokens, layers=file.layers, batch_size=batch_size)
             with _naming(parts.folder):
                 parts.add(texts, tokens, vectors, num_done)
@@ -354,7 +352,7 @@ def _write_hdf5(target: Path, parts: _Parts, file: VectorFile) -> None:
 
     with_index = not file.use_sentence_keys and not file.forget_sentences
     sentence_to_index: dict[str, str] = {}
-    with _Disk(target, "w+b") as disk:
+    with ForgivingFile(target, "w+b") as disk:
         try:
             with h5py.File(disk, "w") as out:
                 for part in parts:
@@ -372,33 +370,6 @@ def _write_hdf5(target: Path, parts: _Parts, file: VectorFile) -> None:
             raise disk.error or error from None
         if disk.error is not None:
             raise disk.error
-
-
-class _Disk(io.FileIO):
-    """A file for HDF5 that keeps its first failure to itself until it is asked.
-
-    HDF5 writes on when it closes a file that a full disk has cut short, and h5py then prints a page of tracebacks that
-    nobody can catch.
-    """
-
-    error: OSError | None = None
-
-    def write(self, content: Any) -> int:
-        view = memoryview(content)
-        place = 0
-        while self.error is None and place < len(view):
-            try:
-                place += super().write(view[place:])
-            except OSError as error:
-                self.error = error
-        return len(view)
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-            return size or 0
 
 
 def _write_npz(target: Path, parts: _Parts, file: VectorFile) -> None:
