@@ -25,7 +25,7 @@ from elmokit.kernels import LSTMState, LSTMWeights
 
 SHIFTED_PAD = NUM_CHARACTERS  # id of the pad character after the shift by one
 WORDS_AT_ONCE = 1024  # the convolutions of this many words stay under half a gigabyte at the published sizes
-GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # elements of the hoisted input product that one kernel call may hold
+GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # elements of the hoisted input product that one kernel call may hold
 
 
 class CharacterEncoder(nn.Module):

@@ -28,7 +28,14 @@ _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=No
 
 def choose(inputs: Tensor) -> Engine:
     """The engine for tensors such as `inputs`, or the one that `forced` names."""
-    return cast(Engine, _forced.get() or eager)
+    if (engine := _forced.get()) is not None:
+        return cast(Engine, engine)
+    if inputs.is_cuda:
+        from elmokit.kernels import cuda
+
+        if cuda.is_available(inputs):
+            return cuda
+    return eager
 
 
 @functools.cache
