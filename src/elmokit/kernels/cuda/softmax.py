@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Softmax and its gradient over a chunk of scores, fused: each score is read twice and written once.
 
 Enters: scores of tokens against columns, as `losses.softmax_gradient_` has them, on a GPU.  Leaves: losses; the scores
@@ -33,7 +33,7 @@ def _row_kernel(
     for begin in range(0, num_columns, BLOCK):
         c = begin + column
         inside = c < num_columns
-        x = tl.load(scores + c, mask=inside, other=LOWEST).to(tl.float32) + tl.load(bias + c, mask=inside, other=0.0)
+        x = tl.load(scores + c, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c, mask=inside, other=LOWEST)
         higher = tl.maximum(highest, x)
         total = total * tl.exp(highest - higher) + tl.where(inside, tl.exp(x - higher), 0.0)
         highest = higher
@@ -51,7 +51,7 @@ def _row_kernel(
     for begin in range(0, num_columns, BLOCK):
         c = begin + column
         inside = c < num_columns
-        x = tl.load(scores + c, mask=inside, other=LOWEST).to(tl.float32) + tl.load(bias + c, mask=inside, other=0.0)
+        x = tl.load(scores + c, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c, mask=inside, other=LOWEST)
         gradient = factor * tl.exp(x - peak) - tl.where(c == target, weight, 0.0)
         tl.store(scores + c, gradient.to(scores.dtype.element_ty), mask=inside)
 
