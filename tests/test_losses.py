@@ -454,6 +454,7 @@ def test_a_word_that_was_not_gathered_is_named(output, hidden, targets, negative
 # On a GPU
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_step_in_bfloat16_agrees_with_the_cpu_and_never_waits_for_the_host():

@@ -431,6 +431,30 @@ def test_bfloat16_is_tried_in_a_process_of_its_own(monkeypatch):
     assert "bfloat16" in asked[0][-1]
 
 
+def test_int8_weights_stay_close_and_cannot_be_saved(official_model, tmp_path):
+    files = official_model(seed=2)
+    exact = ELMo.from_files(files.options_path, files.weights_path)
+    rounded = ELMo.from_files(files.options_path, files.weights_path, quantize="int8")
+    sentences = random_sentences(30)
+    for a, b in zip(exact.embed(sentences, layers="all"), rounded.embed(sentences, layers="all"), strict=True):
+        cosines = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+        assert (cosines > 0.995).all()
+    assert_same([rounded.embed([s])[0] for s in sentences], rounded.embed(sentences))
+    assert sum(p.numel() for p in rounded.bilm.parameters()) < sum(p.numel() for p in exact.bilm.parameters()) / 2
+    for write in (rounded.save_pretrained, rounded.export_hdf5):
+        with pytest.raises(ValueError, match="without quantize"):
+            write(tmp_path / "out")
+    for wrong in (
+        {"quantize": "int4"},
+        {"quantize": "int8", "dtype": torch.float16},
+        {"quantize": "int8", "freeze": False},
+    ):
+        with pytest.raises(ValueError, match='quantize is "int8" or None'):
+            ELMo.from_files(files.options_path, files.weights_path, **wrong)
+    with pytest.raises(ValueError, match="int8 weights run on a CPU"):
+        ELMo(BiLM(exact.config)).to("meta").bilm.quantize()
+
+
 def test_words_are_read_once_and_again_when_the_weights_change():
     model = tiny()
     asked = []

@@ -26,7 +26,7 @@ from elmokit.corpus import Vocabulary
 from elmokit.evaluate import Perplexity, Substitute, TokenLogProbs
 from elmokit.losses import OutputLayer
 from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
-from elmokit.pipeline import Batch, WordCache, one_ahead, plan
+from elmokit.pipeline import Batch, WordCache, one_ahead, plan, to_device
 
 Sentence = str | Sequence[str]
 Layers = Literal["average", "top", "all"] | int
@@ -109,6 +109,7 @@ class ELMo(nn.Module):
         state: StateRule = "stateless",
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        quantize: Literal["int8"] | None = None,
         progress: hub.Progress | None = None,
     ) -> ELMo:
         """The embedded model; or a folder, an official name ("small", "original", …), or a Hugging Face id.
@@ -138,7 +139,7 @@ class ELMo(nn.Module):
             keep_boundaries=keep_boundaries,
             state=state,
         )
-        return model.to(device=device, dtype=dtype)
+        return model._placed(device, dtype, quantize)
 
     @classmethod
     def from_files(
@@ -157,6 +158,7 @@ class ELMo(nn.Module):
         state: StateRule = "stateless",
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        quantize: Literal["int8"] | None = None,
         progress: hub.Progress | None = None,
     ) -> ELMo:
         """The official files as they were downloaded; each may be a URL.
@@ -179,7 +181,7 @@ class ELMo(nn.Module):
             keep_boundaries=keep_boundaries,
             state=state,
         )
-        return model.to(device=device, dtype=dtype)
+        return model._placed(device, dtype, quantize)
 
     @classmethod
     def _from_model_files(cls, files: ModelFiles, *, num_mixes: int, **settings: Any) -> ELMo:
@@ -197,8 +199,20 @@ class ELMo(nn.Module):
             model.mixes.load_state_dict(mixes)
         return model.eval()
 
+    def _placed(self, device: str | torch.device | None, dtype: torch.dtype, quantize: str | None) -> ELMo:
+        self.to(device=device, dtype=dtype)
+        if quantize is not None:
+            if quantize != "int8" or dtype != torch.float32 or not self.freeze:
+                raise ValueError(
+                    f'quantize is "int8" or None, for a frozen model in float32; here quantize={quantize!r}, '
+                    f"dtype={dtype}, freeze={self.freeze}"
+                )
+            self.bilm.quantize()
+        return self
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write our folder format: biLM, mixes, and where there are any the output layer and the vocabulary."""
+        self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
         weights |= {f"mixes.{name}": t.cpu() for name, t in self.mixes.state_dict().items()}
         softmax = None
@@ -209,12 +223,17 @@ class ELMo(nn.Module):
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
         """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
+        self._refuse_int8()
         folder = Path(folder)
         formats.write_official(self.config, self.bilm.state_dict(), folder)
         if self.output_layer is not None:
             formats.write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
         if self.vocabulary is not None:
             self.vocabulary.save(folder / checkpoint.VOCABULARY_FILE)
+
+    def _refuse_int8(self) -> None:
+        if self.bilm.is_int8:
+            raise ValueError("this model's weights were rounded to int8: load it without quantize to write it")
 
     def export_token_embeddings(self, vocabulary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
         """Write the context-free vector of each word of a vocabulary file, as bilm-tf's `dump_token_embeddings` did."""
@@ -295,13 +314,13 @@ class ELMo(nn.Module):
         select, sentences = self._selection(layers), as_list(sentences)
         results: list[Any] = [None] * len(sentences)
         for batch, output in self._run(sentences, batch_size, show_progress):
-            chosen = select(output.layers)  # (B, T, 2P) or (L+1, B, T, 2P)
-            rows = chosen.unbind(-3)
+            rows = select(output.layers).movedim(-3, 0)  # (B, …, T, 2P)
             if not convert_to_tensor:
-                rows = torch.stack(rows).float().cpu().unbind(0) if rows else rows
-            for position, length, row in zip(batch.positions, batch.lengths, rows, strict=True):
-                vectors = row[..., :length, :].clone()  # not a view: a view would keep the whole batch
-                results[position] = vectors if convert_to_tensor else vectors.numpy()
+                rows = rows.float().cpu()
+            for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
+                vectors = row[..., :length, :]
+                # an array is a copy: a view would keep the whole batch
+                results[position] = vectors if convert_to_tensor else vectors.numpy().copy()
         return results
 
     def encode(
@@ -432,13 +451,13 @@ class ELMo(nn.Module):
 
     def _contextualize(self, batch: Batch, state: BiLMState | None) -> BiLMOutput:
         lengths = torch.tensor(batch.lengths) + 2
-        steps, rows = int(lengths.max()), len(batch.tokens)
+        steps, rows = max(batch.lengths) + 2, len(batch.tokens)
         padded = [EOS_TOKEN] * (steps * rows)  # time first; what stands after a sentence is not read
         for row, tokens in enumerate(batch.tokens):
             padded[row : rows * (len(tokens) + 1) : rows] = [BOS_TOKEN, *tokens]
         vectors = self._words.lookup(padded, self._weights_key()) if self.freeze else self._distinct(padded)
         tokens_first = vectors.view(steps, rows, -1)  # (T, B, P)
-        return self.bilm.contextualize(tokens_first, lengths.to(self.device, non_blocking=True), state=state)
+        return self.bilm.contextualize(tokens_first, to_device(lengths, self.device), state=state)
 
     def _carrying(self, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
         """Run with no state, or with the state that the rows ended in last time."""
@@ -478,7 +497,7 @@ class ELMo(nn.Module):
         return torch.from_numpy(words_to_ids(words, max_characters=self.config.max_characters)).long() + 1
 
     def _embed_words(self, words: Sequence[str]) -> Tensor:
-        return self.bilm.embed_words(self._word_ids(words).to(self.device))
+        return self.bilm.embed_words(self._word_ids(words))
 
     def _distinct(self, words: list[str]) -> Tensor:
         places = {word: place for place, word in enumerate(dict.fromkeys(words))}

@@ -10,7 +10,7 @@ P projection, L LSTM layers, D = 2 directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,10 +21,10 @@ from torch.nn import functional
 from elmokit import kernels
 from elmokit.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, words_to_ids
 from elmokit.config import BiLMConfig
-from elmokit.kernels import LSTMState, LSTMWeights
+from elmokit.kernels import LSTMState, LSTMWeights, cpu
 
 SHIFTED_PAD = NUM_CHARACTERS  # id of the pad character after the shift by one
-WORDS_AT_ONCE = 1024  # the convolutions of this many words stay under half a gigabyte at the published sizes
+WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # the windows of so many words stay in a CPU's cache, or fill a GPU
 GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # elements of the hoisted input product that one kernel call may hold
 
 
@@ -46,7 +46,9 @@ class CharacterEncoder(nn.Module):
         self.char_embedding = nn.Parameter(torch.empty(NUM_CHARACTERS, char_dim))
         self.convolutions = nn.ModuleList(nn.Conv1d(char_dim, channels, width) for width, channels in filters)
         self.highways = nn.ModuleList(Highway(filters_dim) for _ in range(num_highways))
-        self.projection = nn.Linear(filters_dim, projection_dim) if projection_dim is not None else None
+        self.projection: nn.Module | None = None
+        if projection_dim is not None:
+            self.projection = init_linear(nn.Linear(filters_dim, projection_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -60,27 +62,39 @@ class CharacterEncoder(nn.Module):
             elif not convolution.weight.is_meta:  # as in init_linear
                 nn.init.normal_(convolution.weight, 0.0, 1.0 / math.sqrt(convolution.weight[0].numel()))
             nn.init.zeros_(convolution.bias)
-        if self.projection is not None:
-            init_linear(self.projection)
 
     def forward(self, char_ids: Tensor) -> Tensor:
-        """(N, C) shifted ids -> (N, P)."""
-        if not len(char_ids):
-            return self._encode(char_ids)
-        begins = range(0, len(char_ids), WORDS_AT_ONCE)
-        blocks = [self._encode(char_ids[begin : begin + WORDS_AT_ONCE]) for begin in begins]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-
-    def _encode(self, char_ids: Tensor) -> Tensor:
-        char_ids = self.trim(char_ids)
-        table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 reads as zeros
-        x = functional.embedding(char_ids, table).transpose(1, 2)  # (N, d, C)
-        # max before activation: both activations rise, so the maximum is the same and the work C times less
-        maxima = torch.cat([convolution(x).amax(dim=-1) for convolution in self.convolutions], dim=-1)  # (N, F)
+        """(N, C) shifted ids -> (N, P).  Ids may still be on the host: then nothing here waits for a GPU."""
+        device = self.char_embedding.device
+        order = (char_ids != SHIFTED_PAD).sum(dim=1).argsort()  # words of one length together are trimmed the most
+        at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
+        begins = range(0, max(1, len(order)), at_once)
+        sorted_ids = char_ids[order]
+        blocks = [self._maxima(self.trim(sorted_ids[begin : begin + at_once]).to(device)) for begin in begins]
+        maxima = torch.cat(blocks)[order.argsort().to(device)]  # (N, F)
         x = torch.relu(maxima) if self.activation == "relu" else torch.tanh(maxima)
         for highway in self.highways:
             x = highway(x)  # (N, F)
-        return x if self.projection is None else self.projection(x)  # (N, P)
+        if self.projection is not None:
+            x = self.projection(x)  # (N, P)
+        return x
+
+    def _maxima(self, char_ids: Tensor) -> Tensor:
+        """(N, C) -> (N, F): each filter's maximum over all positions, its windows the rows of one product.
+
+        The maximum comes before the activation: both activations rise, so it is the same, and the work C times less.
+        """
+        table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 reads as zeros
+        x = functional.embedding(char_ids, table).flatten(1)  # (N, C d)
+        maxima = []
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv1d)
+            weight = convolution.weight.permute(2, 1, 0).flatten(0, 1)  # (w d, n)
+            windows = x.unfold(1, len(weight), table.shape[1])  # (N, positions, w d)
+            products = windows.reshape(-1, len(weight)) @ weight
+            assert convolution.bias is not None
+            maxima.append(products.view(*windows.shape[:2], weight.shape[1]).amax(dim=1) + convolution.bias)
+        return torch.cat(maxima, dim=-1)
 
     def trim(self, char_ids: Tensor) -> Tensor:
         """Drop trailing columns that hold pads alone, and only so many that no maximum can change.
@@ -99,11 +113,8 @@ class Highway(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.transform = nn.Linear(dim, dim)
-        self.carry = nn.Linear(dim, dim)
-        init_linear(self.transform)
-        init_linear(self.carry)
-        nn.init.constant_(self.carry.bias, -2.0)
+        self.transform: nn.Module = init_linear(nn.Linear(dim, dim))
+        self.carry: nn.Module = init_linear(nn.Linear(dim, dim), bias=-2.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, F) -> (N, F)."""
@@ -116,6 +127,7 @@ class ProjectedLSTM(nn.Module):
     def __init__(self, *, projection_dim: int, cell_dim: int, cell_clip: float | None, proj_clip: float | None) -> None:
         super().__init__()
         self.cell_clip, self.proj_clip = cell_clip, proj_clip
+        self.int8: cpu.Int8Weights | None = None
         self.input_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
         self.recurrent_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
         self.bias = nn.Parameter(torch.zeros(2, 4 * cell_dim))
@@ -133,8 +145,8 @@ class ProjectedLSTM(nn.Module):
         A long document goes through in blocks of steps, the state carried, so that memory does not grow with the gates
         of all its steps; the backward direction takes its blocks from the end.
         """
-        weights = LSTMWeights(self.input_weight, self.recurrent_weight, self.bias, self.projection)
-        engine = kernels.choose(inputs)
+        run: Callable[..., tuple[Tensor, LSTMState]] = cpu.lstm if self.int8 else kernels.choose(inputs).lstm
+        weights = self.int8 or self._weights()
         steps, rows = inputs.shape[1:3]
         gates_per_step = max(1, rows * self.bias.numel())
         block = max(1, GATES_AT_ONCE.get(inputs.device.type, GATES_AT_ONCE["cpu"]) // gates_per_step)
@@ -147,14 +159,35 @@ class ProjectedLSTM(nn.Module):
                 part = torch.stack([inputs[0, begin:end], inputs[1, steps - end : steps - begin]])
                 starts = torch.tensor([[begin], [steps - end]], device=lengths.device)
                 part_lengths = (lengths - starts).clamp(0, end - begin)  # (D, B)
-            outputs, state = engine.lstm(
-                part, part_lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip
-            )
+            outputs, state = run(part, part_lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
             if end - begin == steps:
                 return outputs, state
             forward.append(outputs[0])
             backward.append(outputs[1])
         return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state
+
+    def _weights(self) -> LSTMWeights:
+        return LSTMWeights(self.input_weight, self.recurrent_weight, self.bias, self.projection)
+
+    def quantize(self) -> None:
+        """Keep the matrices as int8 alone."""
+        self.int8 = cpu.quantize(self._weights())
+        for name in ("input_weight", "recurrent_weight", "projection"):
+            setattr(self, name, nn.Parameter(torch.empty(0), requires_grad=False))
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose matrix is int8."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, nn.Linear)
+        self.matrix = cpu.quantize_matrix(linear.weight.t())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, in) -> (N, out)."""
+        return self.matrix.product(x, bias=self.bias)
 
 
 class BiLMState(NamedTuple):
@@ -180,7 +213,7 @@ class BiLM(nn.Module):
 
     def __init__(self, config: BiLMConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.is_int8 = config, False
         self.char_encoder: CharacterEncoder | None = None
         self.word_embedding: nn.Parameter | None = None
         if config.num_words is None:
@@ -218,6 +251,25 @@ class BiLM(nn.Module):
         self.load_state_dict(dict(weights), assign=True)
         self.boundary_ids = self._boundary_ids().to(next(self.parameters()).device)
 
+    def quantize(self) -> None:
+        """Round the weights of all products to int8, for inference on a CPU; characters and biases stay as they are.
+
+        The model is smaller and faster then, and can no longer be trained or saved.
+        """
+        if next(self.parameters()).device.type != "cpu":
+            raise ValueError("int8 weights run on a CPU: leave quantize unset, or use device='cpu'")
+        for layer in self.layers:
+            assert isinstance(layer, ProjectedLSTM)
+            layer.quantize()
+        if self.char_encoder is not None:
+            for highway in self.char_encoder.highways:
+                assert isinstance(highway, Highway)
+                highway.transform, highway.carry = map(Int8Linear, (highway.transform, highway.carry))
+            if self.char_encoder.projection is not None:
+                self.char_encoder.projection = Int8Linear(self.char_encoder.projection)
+        self.requires_grad_(False)
+        self.is_int8 = True
+
     def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
         """Shifted character ids (B, T, C), or word ids (B, T) of a word-level model -> all layers.
 
@@ -235,13 +287,13 @@ class BiLM(nn.Module):
         return self.contextualize(vectors[index.t()], lengths + 2, state=state, keep_boundaries=keep_boundaries)
 
     def embed_words(self, ids: Tensor) -> Tensor:
-        """Context-free vectors of words: shifted ids (N, C) or (N,) -> (N, P)."""
+        """Context-free vectors of words: shifted ids (N, C) or (N,), on any device -> (N, P)."""
         kernels.check_dtype(next(self.parameters()))
         if self.char_encoder is not None:
             vectors: Tensor = self.char_encoder(ids)
             return vectors
         assert self.word_embedding is not None
-        return functional.embedding(ids - 1, self.word_embedding)
+        return functional.embedding(ids.to(self.word_embedding.device) - 1, self.word_embedding)
 
     def contextualize(
         self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
@@ -368,9 +420,9 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     return distinct, inverse
 
 
-def init_linear(linear: nn.Linear) -> None:
-    """N(0, 1/sqrt(fan_in)) and zero bias, as published."""
-    if linear.weight.is_meta:  # normal_ on a meta tensor imports half of torch's compiler, for nothing
-        return
-    nn.init.normal_(linear.weight, 0.0, 1.0 / math.sqrt(linear.in_features))
-    nn.init.zeros_(linear.bias)
+def init_linear(linear: nn.Linear, *, bias: float = 0.0) -> nn.Linear:
+    """N(0, 1/sqrt(fan_in)) and a constant bias, as published."""
+    if not linear.weight.is_meta:  # normal_ on a meta tensor imports half of torch's compiler, for nothing
+        nn.init.normal_(linear.weight, 0.0, 1.0 / math.sqrt(linear.in_features))
+        nn.init.constant_(linear.bias, bias)
+    return linear

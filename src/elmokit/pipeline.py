@@ -81,7 +81,7 @@ class WordCache:
             assert self._table is not None
             slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
             self._used[slots] = self._call
-            return self._table[torch.from_numpy(slots).to(self._table.device, non_blocking=True)]
+            return self._table.index_select(0, to_device(torch.from_numpy(slots), self._table.device))
 
     def _insert(self, missing: list[str], words: list[str]) -> None:
         if len(self._slots) + len(missing) > self.capacity:
@@ -107,6 +107,11 @@ class WordCache:
         self._table[: len(kept)] = self._table[torch.tensor(slots, dtype=torch.long, device=self._table.device)]
         self._used[: len(kept)] = self._used[slots]
         self._slots = dict(zip(kept, range(len(kept)), strict=True))
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy from the host; to a GPU through pinned memory, since any other copy waits until the GPU has no work left."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def one_ahead(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from elmokit.kernels import eager
+from elmokit.kernels import cpu, eager
 from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
 
 __all__ = ["Engine", "LSTMState", "LSTMWeights", "bfloat16_works", "check_dtype", "choose", "forced", "has_triton"]
@@ -35,7 +35,7 @@ def choose(inputs: Tensor) -> Engine:
 
         if cuda.is_available(inputs):
             return cuda
-    return eager
+    return cpu if cpu.is_available(inputs) else eager
 
 
 @functools.cache

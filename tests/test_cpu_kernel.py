@@ -1,0 +1,373 @@
+"""The CPU engine against the eager one: values, gradients, threads, changed weights, int8."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from elmokit.kernels import cpu, eager
+from elmokit.kernels.interface import LSTMState, LSTMWeights
+
+CLIPS = [(None, None), (0.5, 0.4), (0.5, None), (None, 0.4)]
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def a_layer(*, steps, rows, width, cells, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, scale):
+        return torch.randn(*shape, generator=generator) * scale
+
+    weights = LSTMWeights(
+        normal(2, width, 4 * cells, scale=width**-0.5),
+        normal(2, width, 4 * cells, scale=width**-0.5),
+        normal(2, 4 * cells, scale=0.1),
+        normal(2, cells, width, scale=2 * cells**-0.5),
+    )
+    state = LSTMState(normal(2, rows, width, scale=0.3), normal(2, rows, cells, scale=0.3))
+    lengths = torch.randint(0, steps + 1, (2, rows), generator=generator)
+    return normal(2, steps, rows, width, scale=1.0), lengths, weights, state
+
+
+def assert_same(ours, theirs, *, atol=1e-5):
+    for mine, oracle in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        assert mine.shape == oracle.shape
+        torch.testing.assert_close(mine, oracle, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize(("cell_clip", "proj_clip"), CLIPS)
+@pytest.mark.parametrize(
+    ("steps", "rows", "width", "cells"),
+    [(7, 5, 12, 20), (1, 1, 1, 1), (9, 1, 17, 33), (40, 13, 7, 11), (3, 150, 8, 16), (0, 3, 4, 5), (4, 0, 4, 5)],
+)
+def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip, proj_clip, threads):
+    inputs, ragged, weights, state = a_layer(steps=steps, rows=rows, width=width, cells=cells)
+    for lengths in (ragged, torch.full((2, rows), steps), torch.zeros(2, rows, dtype=torch.long)):
+        clips = {"cell_clip": cell_clip, "proj_clip": proj_clip}
+        with torch.no_grad():
+            theirs = eager.lstm(inputs, lengths, weights, state, **clips)
+            assert_same(cpu.lstm(inputs, lengths, weights, state, **clips), theirs)
+        with torch.inference_mode():
+            assert_same(cpu.lstm(inputs, lengths, weights, state, **clips), theirs)
+
+
+def test_the_published_small_size_gives_what_eager_gives(threads):
+    inputs, lengths, weights, state = a_layer(steps=6, rows=9, width=128, cells=1024)
+    with torch.no_grad():
+        ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+        assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+
+
+def test_without_packed_layouts_plain_products_give_the_same(monkeypatch):
+    monkeypatch.setattr(cpu, "can_block", lambda: False)
+    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=9)
+    ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+    assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+
+
+def test_inputs_and_state_are_left_as_they_were(threads):
+    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
+    before = [tensor.clone() for tensor in (inputs, lengths, *weights, *state)]
+    cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, (inputs, lengths, *weights, *state), strict=True))
+
+
+def test_inputs_may_be_one_tensor_expanded_to_both_directions(threads):
+    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
+    inputs = inputs[0].expand(2, -1, -1, -1)
+    with torch.no_grad():
+        ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+        assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+
+
+# ---- gradients
+
+
+def gradients(engine, inputs, lengths, weights, state, clips) -> list[Tensor]:
+    leaves = [tensor.clone().requires_grad_() for tensor in (inputs, *weights, *state)]
+    outputs, last = engine.lstm(
+        leaves[0], lengths, LSTMWeights(*leaves[1:5]), LSTMState(*leaves[5:]), cell_clip=clips[0], proj_clip=clips[1]
+    )
+    slope = torch.linspace(-1, 1, outputs.numel()).view_as(outputs)
+    ((outputs * slope).sum() + last.hidden.square().sum() + last.cell.sin().sum()).backward()
+    # over no steps eager touches no weight, and leaves no gradient instead of zeros
+    return [outputs.detach(), *(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("clips", CLIPS)
+@pytest.mark.parametrize(
+    ("steps", "rows", "width", "cells"), [(9, 6, 12, 20), (4, 1, 5, 7), (0, 3, 4, 5), (4, 0, 4, 5)]
+)
+def test_gradients_are_those_of_eager(steps, rows, width, cells, clips, threads):
+    inputs, ragged, weights, state = a_layer(steps=steps, rows=rows, width=width, cells=cells)
+    for lengths in (ragged, torch.full((2, rows), steps)):
+        ours = gradients(cpu, inputs, lengths, weights, state, clips)
+        for mine, oracle in zip(ours, gradients(eager, inputs, lengths, weights, state, clips), strict=True):
+            torch.testing.assert_close(mine, oracle, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_agree_with_finite_differences():
+    inputs, lengths, weights, state = a_layer(steps=4, rows=3, width=2, cells=3)
+    leaves = [tensor.double().requires_grad_() for tensor in (inputs, *weights, *state)]
+
+    def run(*leaves):
+        outputs, last = cpu.lstm(
+            leaves[0], lengths, LSTMWeights(*leaves[1:5]), LSTMState(*leaves[5:]), cell_clip=0.6, proj_clip=0.5
+        )
+        return outputs, *last
+
+    torch.autograd.gradcheck(run, leaves)
+
+
+def test_frozen_weights_still_pass_the_gradient_to_their_inputs():
+    inputs, lengths, weights, state = a_layer(steps=4, rows=3, width=5, cells=6)
+    grads = []
+    for engine in (cpu, eager):
+        leaf = inputs.clone().requires_grad_()
+        engine.lstm(leaf, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)[0].square().sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+# ---- changed weights
+
+
+def change_under_no_grad(weight):
+    with torch.no_grad():
+        weight.mul_(0.5)
+
+
+def change_through_data(weight):
+    weight.data.mul_(0.5)
+
+
+def change_the_storage(weight):
+    weight.data = weight.data * 0.5
+
+
+def change_by_an_optimizer(weight):
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=0.1).step()
+
+
+def change_under_inference_mode(weight):
+    with torch.inference_mode():
+        weight.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_under_no_grad,
+        change_through_data,
+        change_the_storage,
+        change_by_an_optimizer,
+        change_under_inference_mode,
+    ],
+)
+@pytest.mark.parametrize("field", ["input", "recurrent", "bias", "projection"])
+def test_a_changed_weight_is_never_served_stale(field, change):
+    inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=24, cells=40)
+    weights = LSTMWeights(*(torch.nn.Parameter(weight) for weight in weights))
+    with torch.no_grad():
+        before = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+    change(getattr(weights, field))
+    with torch.no_grad():
+        ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+        theirs = eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+    assert_same(ours, theirs)
+    assert not torch.allclose(ours[0], before[0], atol=1e-5)
+
+
+def test_weights_made_in_inference_mode_are_packed_and_watched_too():
+    with torch.inference_mode():
+        inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
+        for _ in range(2):
+            ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+            assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+            weights.recurrent.mul_(0.5)
+
+
+def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
+    gc.collect()
+    before = len(cpu._cache)
+    inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
+    cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+    first = cpu.packed(weights.input, 1)
+    assert cpu.packed(weights.input, 1) is first
+    assert len(cpu._cache) == before + 3
+    del weights, first
+    gc.collect()
+    assert len(cpu._cache) == before
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_a_packed_linear_gives_what_the_plain_one_gives_and_follows_its_weight(rows):
+    layer, x = torch.nn.Linear(21, 13), torch.randn(rows, 21)
+    for _ in range(2):
+        torch.testing.assert_close(cpu.linear(x, layer.weight, layer.bias), layer(x).detach(), atol=1e-6, rtol=0)
+        change_under_no_grad(layer.weight)
+
+
+# ---- threads
+
+
+def test_concurrent_callers_get_what_each_would_get_alone(threads):
+    layers = [a_layer(steps=6, rows=5 + k, width=32, cells=48, seed=k) for k in range(4)]
+
+    def run(layer):
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            return [cpu.lstm(*layer, cell_clip=3.0, proj_clip=3.0)[0] for _ in range(5)]
+
+    alone = [run(layer)[0] for layer in layers]
+    with ThreadPoolExecutor(4) as callers:
+        for wanted, results in zip(alone, callers.map(run, layers), strict=True):
+            assert all(torch.equal(result, wanted) for result in results)
+
+
+def test_thread_counts_of_the_caller_and_of_new_threads_stay_as_they_were():
+    before = torch.get_num_threads()
+    layer = a_layer(steps=3, rows=2, width=4, cells=6)
+    try:
+        for count in (4, 2, 6):
+            torch.set_num_threads(count)
+            cpu.lstm(*layer, cell_clip=3.0, proj_clip=3.0)
+            seen = []
+            thread = threading.Thread(target=lambda seen=seen: seen.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            assert (torch.get_num_threads(), seen) == (count, [count])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_one_direction_reaches_the_caller(threads):
+    def run(d):
+        if d == 1:
+            raise ValueError("the second direction fails")
+
+    with pytest.raises(ValueError, match="second direction"):
+        cpu.in_parallel(run, 2)
+
+
+def test_a_forked_child_starts_its_own_threads():
+    code = """
+import os, torch
+from elmokit.kernels import cpu
+torch.set_num_threads(2)
+ran = []
+cpu.in_parallel(ran.append, 2)
+child = os.fork()
+if child == 0:
+    cpu.in_parallel(ran.append, 2)
+    os._exit(len(ran))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- int8
+
+
+def test_int8_products_stay_close_to_float_ones_token_by_token(threads):
+    inputs, lengths, weights, state = a_layer(steps=8, rows=6, width=128, cells=256)
+    with torch.no_grad():
+        theirs, _ = eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+        ours, _ = cpu.lstm(inputs, lengths, cpu.quantize(weights), state, cell_clip=3.0, proj_clip=3.0)
+    live = theirs.abs().sum(dim=-1) > 0
+    cosine = torch.cosine_similarity(ours[live], theirs[live], dim=-1)
+    assert live.any()
+    assert cosine.min() > 0.999
+    assert not torch.equal(ours, theirs)
+    assert not ours[~live].any()
+
+
+def test_an_int8_product_is_off_by_no_more_than_its_rounding():
+    weight, rows = torch.randn(50, 30), torch.randn(7, 50)
+    matrix = cpu.quantize_matrix(weight)
+    # each factor is off by at most half a step
+    bound = (
+        rows.abs().amax(1, keepdim=True) / 254 * weight.abs().sum(0)
+        + rows.abs().sum(1, keepdim=True) * weight.abs().amax(0) / 254
+        + 50 * rows.abs().amax(1, keepdim=True) * weight.abs().amax(0) / 254**2
+    )
+    assert ((matrix.product(rows) - rows @ weight).abs() <= bound).all()
+    bias, plus = torch.randn(30), torch.randn(7, 30)
+    torch.testing.assert_close(matrix.product(rows, bias=bias), matrix.product(rows) + bias)
+    torch.testing.assert_close(matrix.product(rows, plus=plus.clone()), matrix.product(rows) + plus)
+
+
+def test_an_int8_sentence_is_the_same_alone_and_in_any_batch():
+    inputs, _, weights, state = a_layer(steps=6, rows=5, width=16, cells=24)
+    quantized, lengths = cpu.quantize(weights), torch.full((2, 5), 6)
+    together, _ = cpu.lstm(inputs, lengths, quantized, state, cell_clip=3.0, proj_clip=3.0)
+    for row in range(5):
+        one = slice(row, row + 1)
+        alone, _ = cpu.lstm(
+            inputs[:, :, one], lengths[:, one], quantized, LSTMState(*(part[:, one] for part in state)),
+            cell_clip=3.0, proj_clip=3.0,
+        )  # fmt: skip
+        torch.testing.assert_close(alone, together[:, :, one], atol=1e-6, rtol=0)
+
+
+def test_zeros_quantize_to_zeros():
+    matrix = cpu.quantize_matrix(torch.zeros(4, 3))
+    assert not matrix.product(torch.zeros(2, 4)).any()
+
+
+def test_int8_is_tried_in_a_child_where_the_cpu_announces_amx(monkeypatch):
+    attempts = []
+
+    def attempt(returncode):
+        def run(command, *, capture_output):
+            attempts.append(command)
+            return subprocess.CompletedProcess(command, returncode)
+
+        return run
+
+    monkeypatch.setattr(cpu, "announces_amx", lambda: True)
+    monkeypatch.setattr(subprocess, "run", attempt(0))
+    assert cpu.int8_runs.__wrapped__()
+    monkeypatch.setattr(subprocess, "run", attempt(-4))  # SIGILL
+    assert not cpu.int8_runs.__wrapped__()
+    assert len(attempts) == 2
+    monkeypatch.setattr(cpu, "int8_runs", lambda: False)
+    with pytest.raises(ValueError, match=r"quantize='int8'.*AMX"):
+        cpu.quantize_matrix(torch.zeros(2, 2))
+
+
+def test_a_cpu_that_does_not_list_its_features_announces_nothing(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert not cpu.announces_amx()
+
+
+# ---- what the engine takes
+
+
+def test_the_engine_takes_float32_on_cpu_and_leaves_everything_else_to_eager():
+    x = torch.zeros(2, 3, 4, 5)
+    assert cpu.is_available(x)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        assert not cpu.is_available(x.to(dtype))
+    assert not cpu.is_available(x.to("meta"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not cpu.is_available(x)
