@@ -1,0 +1,100 @@
+"""What a run reads and what it starts from: the vocabulary, the prepared text, and a model with its first weights.
+
+Enters: the run's settings, and the files of a model to go on from, if any.  Leaves: corpora that lie under the run's
+folder where text was given, and a `LanguageModel`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from elmokit.checkpoint import ModelFiles
+from elmokit.config import BiLMConfig
+from elmokit.corpus import Corpus, Vocabulary, build_vocabulary, prepare
+from elmokit.pretraining.learner import LanguageModel
+from elmokit.pretraining.settings import PretrainConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """The text of a run, prepared with its vocabulary."""
+
+    vocabulary: Vocabulary
+    train: Corpus
+    heldout: Corpus | None
+
+
+def open_data(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | None) -> Data:
+    """The vocabulary and the corpora, prepared under the run's folder where they are still text."""
+    folder = Path(config.out) / "corpus"
+    counted = folder / "vocabulary.txt"
+    if config.vocabulary is not None:
+        vocabulary = Vocabulary.load(config.vocabulary)
+    elif initial is not None and initial.vocabulary is not None:
+        vocabulary = initial.vocabulary
+    elif counted.exists():
+        vocabulary = Vocabulary.load(counted)
+    elif _is_prepared(config.train):
+        raise ValueError(f"{config.train} is prepared already: give the vocabulary file that it was prepared with")
+    else:
+        size = config.vocabulary_size or model.num_words
+        vocabulary = build_vocabulary(
+            _paths(config.train), size=size, min_count=config.min_count, tokenized=config.tokenized
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        vocabulary.save(counted)
+
+    def corpus(paths: str | tuple[str, ...], name: str) -> Corpus:
+        if _is_prepared(paths):
+            return Corpus.open(str(paths), vocabulary=vocabulary)
+        if (folder / name / "corpus.json").exists():  # the recipe is the same, so the text is
+            return Corpus.open(folder / name, vocabulary=vocabulary)
+        return prepare(
+            _paths(paths),
+            folder / name,
+            vocabulary=vocabulary,
+            tokenized=config.tokenized,
+            max_characters=model.max_characters,
+        )
+
+    heldout = None if config.heldout is None else corpus(config.heldout, "heldout")
+    return Data(vocabulary, corpus(config.train, "train"), heldout)
+
+
+def _is_prepared(paths: str | tuple[str, ...]) -> bool:
+    return isinstance(paths, str) and Path(paths).is_dir()
+
+
+def _paths(paths: str | tuple[str, ...]) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
+def make_model(
+    config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | None, vocabulary: Vocabulary
+) -> LanguageModel:
+    """Fresh weights by the seed, then those of `initial`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        made = LanguageModel(model, len(vocabulary))
+    if initial is not None:
+        weights = {name: tensor for name, tensor in initial.weights.items() if not name.startswith("mixes.")}
+        made.bilm.load_state_dict(weights)
+        known = initial.vocabulary
+        if initial.softmax is not None and known is not None and known.digest == vocabulary.digest:
+            made.output.load_state_dict(initial.softmax)
+    return made
+
+
+def fit_word_table(model: BiLMConfig, vocabulary: Vocabulary, initial: ModelFiles | None) -> BiLMConfig:
+    """A word-level biLM has one row for each word of its vocabulary, which may turn out smaller than asked for."""
+    if model.num_words is None:
+        return model
+    if len(vocabulary) > model.num_words or (initial is not None and len(vocabulary) != model.num_words):
+        raise ValueError(
+            f"num_words is {model.num_words}, the vocabulary has {len(vocabulary)} words: "
+            "a word-level biLM needs a row for each word"
+        )
+    return replace(model, num_words=len(vocabulary), bos_id=vocabulary.bos_id, eos_id=vocabulary.eos_id)

@@ -1,0 +1,71 @@
+"""The numbers of a run, as they come: metrics.jsonl, speed.jsonl and, where it is installed, TensorBoard's events.
+
+metrics.jsonl holds nothing that depends on the clock, and is cut back to the checkpoint that a run goes on from: so a
+run that was killed has the same lines as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE, SPEED_FILE = "metrics.jsonl", "speed.jsonl"
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut off what was written after the checkpoint: those steps are done again."""
+    if path.exists() and path.stat().st_size > size:
+        os.truncate(path, size)
+
+
+class Metrics:
+    """metrics.jsonl, speed.jsonl and, where it is installed, TensorBoard's events."""
+
+    def __init__(self, out: Path, tensorboard: bool) -> None:
+        self._metrics = open(out / METRICS_FILE, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+        self._speed = open(out / SPEED_FILE, "a", encoding="utf-8")  # noqa: SIM115
+        self._board = _open_tensorboard(out / "tensorboard") if tensorboard else None
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._speed.close()
+        if self._board is not None:
+            self._board.close()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._metrics.write(json.dumps({"step": step, **values}) + "\n")
+        self._metrics.flush()
+        self._draw(step, values)
+
+    def write_speed(self, step: int, tokens_per_second: float) -> None:
+        self._speed.write(json.dumps({"step": step, "tokens_per_second": tokens_per_second}) + "\n")
+        self._speed.flush()
+        self._draw(step, {"tokens_per_second": tokens_per_second})
+
+    def sync(self) -> int:
+        """Let the lines reach the disk; how many bytes they are."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        return os.fstat(self._metrics.fileno()).st_size
+
+    def _draw(self, step: int, values: dict[str, float]) -> None:
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        logger.info('no TensorBoard events: pip install "elmokit[train]" for them; metrics.jsonl has all numbers')
+        return None
+    return SummaryWriter(str(folder))
