@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit docs clean
+.PHONY: test demo lint types unit clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -22,6 +22,10 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term
+
+# trains a toy biLM in seconds and prints the two vectors of "bank"
+demo: .venv/installed
+	$(BIN)/python examples/two_banks.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build

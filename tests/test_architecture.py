@@ -34,6 +34,9 @@ ORDER = [
     "serve",
     "integrations",
     "compat",
+    "bench",
+    "output",
+    "terminal",
     "cli",
 ]
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

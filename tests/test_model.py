@@ -477,17 +477,35 @@ def test_the_word_cache_is_bounded_and_forgets_what_was_not_used_lately():
         return torch.tensor([[float(word)] for word in words])
 
     cache = WordCache(embed, 10)
-    numbers = [str(n) for n in range(8)]
-    assert cache.lookup(numbers, "k").flatten().tolist() == list(range(8))
-    cache.lookup(["0", "1"], "k")
-    assert cache.lookup(["0", "20", "21", "22"], "k").flatten().tolist() == [0, 20, 21, 22]
+
+    def look_up(*numbers):
+        return cache.lookup([str(n) for n in numbers], lambda slots: slots, "k").flatten().tolist()
+
+    assert look_up(*range(8)) == list(range(8))
+    assert look_up(0, 1) == [0, 1]
+    assert look_up(20, 0, 21, 22, 20) == [20, 0, 21, 22, 20]  # eleven words: five stay
     asked.clear()
-    assert cache.lookup(["0", "1", "22"], "k").flatten().tolist() == [0, 1, 22]
+    assert look_up(0, 22, 21, 20, 1) == [0, 22, 21, 20, 1]
     assert asked == []
-    assert cache.lookup(["5", "2", "3", "4", "6", "7", "8"], "k").flatten().tolist() == [5, 2, 3, 4, 6, 7, 8]
-    many = [str(n) for n in range(100, 150)]  # more than fit: the call is still right
-    assert cache.lookup(many, "k").flatten().tolist() == list(range(100, 150))
-    assert len(cache._slots) <= 50
+    assert look_up(5, 2, 3, 4, 6, 7, 8) == [5, 2, 3, 4, 6, 7, 8]
+    assert look_up(*range(100, 150)) == list(range(100, 150))  # more than fit: the call is still right
+    assert look_up(149, 3) == [149, 3]
+    assert len(cache._slots) <= 10
+
+
+def test_words_whose_vectors_could_not_be_made_are_not_taken_for_known():
+    def embed(words):
+        if "bad" in words:
+            raise RuntimeError("no memory")
+        return torch.ones(len(words), 1)
+
+    cache = WordCache(embed, 10)
+    cache.lookup(["a"], lambda slots: slots, "k")
+    with pytest.raises(RuntimeError, match="no memory"):
+        cache.lookup(["a", "bad"], lambda slots: slots, "k")
+    with pytest.raises(RuntimeError, match="no memory"):
+        cache.lookup(["bad"], lambda slots: slots, "k")
+    assert cache.lookup(["a", "b"], lambda slots: slots, "k").shape == (2, 1)
 
 
 def test_batches_go_by_length_within_the_budget():

@@ -275,6 +275,21 @@ def plain_steps(learner: Learner, given, optimizer, *, scale: float, clip: float
         optimizer.step()
 
 
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 15, 35), (1.0, 44, 44)])
+def test_a_share_of_the_rows_begins_a_step_without_memory(text, tmp_path, monkeypatch, share, least, most):
+    fresh = []
+    losses = Learner.losses
+
+    def watched(self, batch, state, **arguments):
+        fresh.append((state.cell == 0).all(dim=3).all(dim=1).all(dim=0))  # (B,)
+        return losses(self, batch, state, **arguments)
+
+    monkeypatch.setattr(Learner, "losses", watched)
+    pretrain(model=MODEL, out=tmp_path / "run", **text, **{**SETTINGS, "state_reset": share})
+    assert fresh[0].all()
+    assert least <= int(torch.stack(fresh[1:]).sum()) <= most  # of eleven steps with four rows
+
+
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_adagrad_is_the_published_one_and_exact_on_the_rows_that_a_step_touches(
@@ -637,7 +652,7 @@ def check_same_run(folder: Path) -> None:
     assert whole.values == killed.values
 
 
-@pytest.mark.parametrize("loss", [{}, SAMPLED], ids=["full", "sampled"])
+@pytest.mark.parametrize("loss", [{"state_reset": 0.3}, SAMPLED], ids=["full", "sampled"])
 def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(text, tmp_path, loss):
     kills = [2, "in the tensors", 5, "before the rename", 2, "while old ones are removed"]
     statuses = run_killed(tmp_path, text, kills, **loss)
@@ -939,7 +954,7 @@ def test_a_gpu_takes_the_same_steps_recorded_or_not_and_as_the_cpu_takes_them(co
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("loss", [{}, SAMPLED], ids=["full", "sampled"])
+@pytest.mark.parametrize("loss", [{}, {**SAMPLED, "learning_rate": 0.5}], ids=["full", "sampled"])
 def test_a_gpu_learns_in_bfloat16_and_goes_on_after_a_stop(text, tmp_path, loss):
     model = dataclasses.replace(MODEL, cell_dim=64, projection_dim=32)
     settings = {**SETTINGS, **loss, "device": "cuda", "precision": "bfloat16", "batch_size": 16, "steps": 40}
@@ -1002,6 +1017,7 @@ def test_overrides_change_a_recipe(tmp_path):
         ("", "dropout=1", "dropout must be 0 or more and less than 1"),
         ("", "betas=[0.5, 1.5]", "betas must be 0 or more and less than 1"),
         ("", "final_rate=2", "final_rate must be from 0 to 1"),
+        ("", "state_reset=-0.1", "state_reset must be from 0 to 1"),
         ("", "train=[]", "train is empty"),
         ("", "patience=3", "no heldout text to measure"),
         ("", "nowhere.key=3", "unknown key 'nowhere'"),

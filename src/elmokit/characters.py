@@ -215,6 +215,8 @@ def as_tokens(sentences: object, *, first: int = 0) -> list[list[str]]:
 
 
 def _check_tokens(tokens: object, name: str, expected: str) -> list[str]:
+    if type(tokens) is list and set(map(type, tokens)) <= {str}:  # nearly always
+        return tokens
     words = _items(tokens, name, expected)
     if set(map(type, words)) <= {str}:
         return words  # type: ignore[return-value]

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +34,8 @@ Sentence = str | Sequence[str]
 Layers = Literal["average", "top", "all"] | int
 StateRule = Literal["stateless", "carry"]
 
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 32768}  # padded tokens of one batch
-SENTENCES_AT_ONCE = 4096  # tokenized and sorted by length together, while the ones before them run
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padded tokens of one batch
+SENTENCES_AT_ONCE = 16384  # tokenized and sorted by length together, while the ones before them run
 CARRIED_ROWS = 64  # rows of a batch whose state is carried, unless batch_size says otherwise
 CACHED_WORDS = 65536
 
@@ -318,7 +320,7 @@ class ELMo(nn.Module):
             if not convert_to_tensor:
                 rows = rows.float().cpu()
             for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
-                vectors = row[..., :length, :]
+                vectors = row.narrow(-2, 0, length)
                 # an array is a copy: a view would keep the whole batch
                 results[position] = vectors if convert_to_tensor else vectors.numpy().copy()
         return results
@@ -420,17 +422,19 @@ class ELMo(nn.Module):
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if self.state == "carry":  # batches as they come: a row's place matters
             budget, batch_size = None, batch_size or CARRIED_ROWS
-            window = batch_size
+            bounds = [*range(0, len(sentences), batch_size), len(sentences)]
         else:
-            budget, window = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"]), SENTENCES_AT_ONCE
+            budget = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"])
+            # the first window is small: nothing runs until it is ready
+            bounds = [0, *range(SENTENCES_AT_ONCE // 8, len(sentences), SENTENCES_AT_ONCE), len(sentences)]
 
-        def prepare(begin: int) -> list[Batch]:
-            tokens = as_tokens(sentences[begin : begin + window], first=begin)
-            return plan(tokens, begin, budget=budget, batch_size=batch_size)
+        def prepare(window: tuple[int, int]) -> list[Batch]:
+            tokens = as_tokens(sentences[slice(*window)], first=window[0])
+            return plan(tokens, window[0], budget=budget, batch_size=batch_size)
 
         with ExitStack() as stack:
             advance = stack.enter_context(_progress(len(sentences))) if show_progress else None
-            for batches in one_ahead(prepare, range(0, len(sentences), window)):
+            for batches in one_ahead(prepare, list(pairwise(bounds))):
                 for batch in batches:
                     for part, output in self._run_batch(batch):
                         yield part, output
@@ -450,14 +454,25 @@ class ELMo(nn.Module):
             yield from self._run_batch(Batch(batch.positions[part], batch.tokens[part]))
 
     def _contextualize(self, batch: Batch, state: BiLMState | None) -> BiLMOutput:
-        lengths = torch.tensor(batch.lengths) + 2
-        steps, rows = max(batch.lengths) + 2, len(batch.tokens)
-        padded = [EOS_TOKEN] * (steps * rows)  # time first; what stands after a sentence is not read
-        for row, tokens in enumerate(batch.tokens):
-            padded[row : rows * (len(tokens) + 1) : rows] = [BOS_TOKEN, *tokens]
-        vectors = self._words.lookup(padded, self._weights_key()) if self.freeze else self._distinct(padded)
-        tokens_first = vectors.view(steps, rows, -1)  # (T, B, P)
-        return self.bilm.contextualize(tokens_first, to_device(lengths, self.device), state=state)
+        lengths = np.array(batch.lengths)
+        words = [BOS_TOKEN, EOS_TOKEN, *chain.from_iterable(batch.tokens)]
+
+        def place(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            """Slots as rows of time (T, B): <S>, the sentence, </S>; what stands after that is not read."""
+            grid = np.full((lengths.max() + 2, len(lengths)), slots[1])
+            grid[0] = slots[0]
+            starts = lengths.cumsum() - lengths
+            times = np.arange(lengths.sum()) - starts.repeat(lengths) + 1
+            grid[times, np.arange(len(lengths)).repeat(lengths)] = slots[2:]
+            return grid
+
+        if self.freeze:
+            vectors = self._words.lookup(words, place, self._weights_key())  # (T, B, P)
+        else:
+            distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
+            grid = place(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
+            vectors = self._embed_words(list(distinct))[to_device(torch.from_numpy(grid), self.device)]
+        return self.bilm.contextualize(vectors, to_device(torch.from_numpy(lengths + 2), self.device), state=state)
 
     def _carrying(self, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
         """Run with no state, or with the state that the rows ended in last time."""
@@ -498,10 +513,6 @@ class ELMo(nn.Module):
 
     def _embed_words(self, words: Sequence[str]) -> Tensor:
         return self.bilm.embed_words(self._word_ids(words))
-
-    def _distinct(self, words: list[str]) -> Tensor:
-        places = {word: place for place, word in enumerate(dict.fromkeys(words))}
-        return self._embed_words(list(places))[torch.tensor([places[word] for word in words], device=self.device)]
 
     def _weights_key(self) -> tuple[Any, ...]:
         """Changes whenever the weights that make context-free vectors do."""

@@ -315,12 +315,18 @@ class BiLM(nn.Module):
                 outputs = outputs + inputs
             layers.append(outputs)
             last.append(layer_state)
-        if not keep_boundaries:  # a sentence is then two tokens shorter, and its </S> reads as padding
-            mask = mask[2:]
-            layers = [outputs[:, 1:-1] * mask.unsqueeze(-1) for outputs in layers]
+        if not keep_boundaries:
+            mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
+        # (L+1, D, T, B, P) -> (L+1, T, B, 2P)
+        stacked = torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers])
+        if not keep_boundaries and len(mask):
+            # a sentence is two tokens shorter now: where its </S> still stands, there is padding
+            rows = torch.arange(num_rows, device=lengths.device)
+            ends = (lengths - 2).clamp(max=len(mask) - 1)
+            is_gone = (lengths == num_steps).unsqueeze(-1)  # the longest sentences lost theirs with the last step
+            stacked[:, ends, rows] = torch.where(is_gone, stacked[:, ends, rows], 0.0)
         return BiLMOutput(
-            # (L+1, D, T, B, P) -> (L+1, B, T, 2P)
-            torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers]).transpose(1, 2),
+            stacked.transpose(1, 2),  # (L+1, B, T, 2P)
             mask.t(),
             BiLMState(torch.stack([s.hidden for s in last]), torch.stack([s.cell for s in last])),
         )

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -63,50 +65,67 @@ class WordCache:
 
     def _empty(self) -> None:
         self._key: object = None
-        self._slots: dict[str, int] = {}
+        self._slots = _Slots()
         self._table: Tensor | None = None  # (slots, P)
         self._used = np.zeros(0, dtype=np.int64)  # the call that last read each slot
         self._call = 0
 
-    def lookup(self, words: list[str], key: object) -> Tensor:
-        """The vectors of `words`, (N, P); `key` changes with the weights that make them."""
+    def lookup(self, words: Sequence[str], place: Callable[[npt.NDArray[np.int64]], Any], key: object) -> Tensor:
+        """The vectors of the words at `place(slots)`, an array of slots; `key` changes with what makes the vectors.
+
+        A call may hold more words than the cache has room for; what is too many is forgotten after it.
+        """
         with self._lock:
             if key != self._key:
                 self._empty()
                 self._key = key
             self._call += 1
-            missing = [word for word in dict.fromkeys(words) if word not in self._slots]
-            if missing:
-                self._insert(missing, words)
-            assert self._table is not None
+            begin = len(self._slots)
             slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
+            if len(self._slots) > begin:
+                try:
+                    self._fill(begin)
+                except BaseException:
+                    self._empty()  # the new words have no vectors
+                    raise
+            assert self._table is not None
             self._used[slots] = self._call
-            return self._table.index_select(0, to_device(torch.from_numpy(slots), self._table.device))
+            index = torch.from_numpy(place(slots))
+            vectors = self._table[to_device(index, self._table.device)]
+            if len(self._slots) > self.capacity:
+                self._make_room()
+            return vectors
 
-    def _insert(self, missing: list[str], words: list[str]) -> None:
-        if len(self._slots) + len(missing) > self.capacity:
-            self._make_room(len(missing), keep=set(words))
-        vectors = self.embed(missing)
-        begin, end = len(self._slots), len(self._slots) + len(missing)
+    def _fill(self, begin: int) -> None:
+        """Make the vectors of the words from slot `begin` on."""
+        vectors = self.embed(list(islice(self._slots, begin, None)))
+        end = begin + len(vectors)
         if self._table is None or end > len(self._table):
-            grown = vectors.new_empty(max(end, min(2 * end, self.capacity)), vectors.shape[1])
+            grown = vectors.new_empty(2 * end, vectors.shape[1])
             if self._table is not None:
                 grown[:begin] = self._table[:begin]
             self._table = grown
             self._used = np.concatenate([self._used, np.zeros(len(grown) - len(self._used), dtype=np.int64)])
         self._table[begin:end] = vectors
-        self._slots.update(zip(missing, range(begin, end), strict=True))
 
-    def _make_room(self, needed: int, keep: set[str]) -> None:
-        """Keep the half that was used last, and what this call reads; slots are numbered anew."""
+    def _make_room(self) -> None:
+        """Keep the half that was used last; slots are numbered anew."""
         assert self._table is not None
-        room = max(0, min(self.capacity // 2, self.capacity - needed))
-        newest = sorted(self._slots, key=lambda word: -self._used[self._slots[word]])
-        kept = [word for place, word in enumerate(newest) if place < room or word in keep]
-        slots = [self._slots[word] for word in kept]
-        self._table[: len(kept)] = self._table[torch.tensor(slots, dtype=torch.long, device=self._table.device)]
-        self._used[: len(kept)] = self._used[slots]
-        self._slots = dict(zip(kept, range(len(kept)), strict=True))
+        newest = np.argsort(-self._used[: len(self._slots)], kind="stable")[: self.capacity // 2]
+        words = list(self._slots)
+        self._slots = _Slots()
+        for slot in newest:
+            self._slots[words[slot]]
+        self._table = self._table[torch.from_numpy(newest).to(self._table.device)]
+        self._used = self._used[newest]
+
+
+class _Slots(dict[str, int]):
+    """Words in the order of their slots; a word that is not there gets the next slot when it is asked for."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = slot = len(self)
+        return slot
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -328,6 +328,11 @@ class Learner:
         if self.config.optimizer == "adagrad":
             scale *= self.config.unroll  # as published
         for number, batch in enumerate(self._batches):
+            if self.config.state_reset:
+                keep = self.state.hidden.new_empty(self.state.hidden.shape[2], 1)  # (B, 1)
+                keep.bernoulli_(1.0 - self.config.state_reset, generator=self._dropout)
+                for carried in self.state:
+                    carried.mul_(keep)
             with self._precision():
                 forward, backward, state = self.losses(
                     batch, self.state, rows=self._rows, negatives=negatives[number] if negatives else None

@@ -51,6 +51,9 @@ class PretrainConfig:
     """Softmax over `num_negatives` words and the target, or over the whole vocabulary."""
     num_negatives: int = 8192
     """Words drawn for the sampled softmax, for each batch and direction anew."""
+    state_reset: float = 0.0
+    """Share of the rows, drawn anew at each step, that begin it with a state of zeros.  The published training never
+    resets, so a model may not know what to do with the zeros that a single sentence starts from; a few percent help."""
     dropout: float = 0.1
     """Share of each LSTM's input and of the last output that is set to zero."""
 
@@ -115,8 +118,9 @@ class PretrainConfig:
                 raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)}")
         if not max(self.betas) < 1:
             raise ValueError(f"betas must be 0 or more and less than 1, not {self.betas}")
-        if not 0 <= self.final_rate <= 1:
-            raise ValueError(f"final_rate must be from 0 to 1, not {self.final_rate}")
+        for name in ("final_rate", "state_reset"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         for name in ("train", "out", "heldout"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: name a file or a folder")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import math
 import threading
 import weakref
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elmokit.kernels import eager
+from elmokit.kernels import eager, has_triton
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 WIDTH_STEP, CELL_STEP = 64, 64  # widths are padded to multiples of these, which every tile divides
@@ -34,7 +33,7 @@ def is_available(inputs: Tensor) -> bool:
     """Whether this engine runs tensors such as `inputs`; where it does not, `eager` does."""
     if not inputs.is_cuda or inputs.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
-    return _has_triton() and torch.cuda.get_device_capability(inputs.device) >= (8, 0)
+    return has_triton() and torch.cuda.get_device_capability(inputs.device) >= (8, 0)
 
 
 def lstm(
@@ -54,7 +53,9 @@ def lstm(
     with torch.autocast(device, enabled=False):
         prepared = _prepared(weights, dtype)
         save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *state))
-        outputs, hidden, cell, *_ = torch.ops.elmokit.lstm(
+        # an operator is for autograd and for compilers; its dispatch takes as long as a short sentence's step
+        run = _lstm if save or torch.compiler.is_compiling() else _lstm_now
+        outputs, hidden, cell, *_ = run(
             inputs.to(dtype),
             lengths.to(torch.int32).contiguous(),
             *prepared,
@@ -226,8 +227,7 @@ def _split(rows: int, width: int, depth: int, tile: Tile, device: Device) -> int
 # --- the operator
 
 
-@torch.library.custom_op("elmokit::lstm", mutates_args=())
-def _lstm(
+def _lstm_now(
     inputs: Tensor,
     lengths: Tensor,
     weight: Tensor,
@@ -296,6 +296,9 @@ def run_forward(
     if save:
         return outputs, last, cell, rows, gates, cells, mixed
     return outputs, last, cell, nothing, inputs.new_empty(0), inputs.new_empty(0), inputs.new_empty(0)
+
+
+_lstm = torch.library.custom_op("elmokit::lstm", _lstm_now, mutates_args=())
 
 
 @_lstm.register_fake
@@ -509,11 +512,6 @@ def _precision(dtype: torch.dtype) -> str:
     chosen = getattr(matmul, "fp32_precision", None)  # since torch 2.9
     allowed = matmul.allow_tf32 if chosen is None else chosen == "tf32"
     return "tf32" if allowed or dtype != torch.float32 else "ieee"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
