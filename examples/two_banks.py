@@ -2,8 +2,8 @@
 
     python examples/two_banks.py
 
-Needs no download and no GPU.  The sentences come from two small grammars, one of money and one of rivers, which share
-their verbs, their articles and the word "bank"; nothing tells the model which is which.  It takes a quarter of a minute.
+Needs no download, no GPU, and a quarter of a minute.  The sentences come from two grammars, one of money and one of
+rivers, which share some of their words and the word "bank"; nothing tells the model which is which.
 """
 
 import logging
