@@ -18,7 +18,7 @@ import numpy as np
 from elmokit.characters import tokenize
 from elmokit.corpus import Corpus, Streams, build_vocabulary, prepare
 
-SHARED = Path(os.environ.get("ELMOKIT_SHARED", Path(__file__).parents[2] / "shared"))
+DATA = Path(os.environ.get("ELMOKIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def write_text(path: Path, num_bytes: int, source: Path) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--megabytes", type=int, default=60)
     arguments.add_argument("--workers", type=int, default=2)
-    arguments.add_argument("--text", type=Path, default=SHARED / "data/pretrain/train-0.txt.xz")
+    arguments.add_argument("--text", type=Path, default=DATA / "pretrain/train-0.txt.xz")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

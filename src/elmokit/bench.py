@@ -291,7 +291,7 @@ def table(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Bars of tokens/s: one panel for each size and part, one group for each shape, one bar for each contender."""
+    """Bars of tokens/s: one panel for each size and part, one bar for each contender and shape."""
     try:
         import matplotlib
 
@@ -302,20 +302,20 @@ def plot(report: Report, path: Path) -> None:
     panels: dict[tuple[str, str], list[Measurement]] = {}
     for one in report.measurements:
         panels.setdefault((one.size, one.part), []).append(one)
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 4), squeeze=False)
-    for axis, ((size, part), found) in zip(axes[0], panels.items(), strict=True):
-        shapes = list(dict.fromkeys((one.rows, one.steps) for one in found))
-        contenders = list(dict.fromkeys(one.contender for one in found))
-        for number, contender in enumerate(contenders):
-            heights = {(one.rows, one.steps): one.tokens_per_second for one in found if one.contender == contender}
-            places = [place + number * 0.8 / len(contenders) for place in range(len(shapes))]
-            axis.bar(places, [heights[shape] for shape in shapes], 0.8 / len(contenders), label=contender)
-        axis.set_xticks([place + 0.3 for place in range(len(shapes))], [f"{rows} x {steps}" for rows, steps in shapes])
-        axis.set_yscale("log")
-        axis.set_ylabel("tokens/s")
-        axis.set_xlabel("sentences x tokens")
-        axis.set_title(f"{size}, {'LSTM layers' if part == 'stack' else 'whole model'}, {found[0].mode}")
-        axis.legend(fontsize=8)
+    heights = [0.3 * len(found) + 1 for found in panels.values()]
+    figure, axes = pyplot.subplots(
+        len(panels), 1, figsize=(8, sum(heights)), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for axis, ((size, part), found) in zip(axes[:, 0], panels.items(), strict=True):
+        names = [f"{one.contender}, {one.rows} x {one.steps}" for one in found]
+        colors = ["tab:blue" if one.contender.startswith("elmokit") else "tab:gray" for one in found]
+        bars = axis.barh(range(len(found)), [one.tokens_per_second for one in found], color=colors)
+        axis.bar_label(bars, [f"{one.tokens_per_second:,.0f}" for one in found], padding=3, fontsize=8)
+        axis.set_yticks(range(len(found)), names, fontsize=8)
+        axis.invert_yaxis()
+        axis.margins(x=0.12)
+        axis.set_xlabel("tokens/s (sentences x tokens)", fontsize=8)
+        axis.set_title(f"{size}, {'LSTM layers' if part == 'stack' else 'whole model'}, {found[0].mode}", fontsize=10)
     machine = report.machine
     figure.suptitle(f"{machine['chip']}, {machine['dtype']}, torch {machine['torch']}", fontsize=10)
     figure.tight_layout()
