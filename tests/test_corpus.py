@@ -824,3 +824,13 @@ def test_the_shared_text_goes_through_vocabulary_corpus_and_streams(tmp_path):
     streams = Streams(corpus, batch_size=8, unroll=20, seed=1)
     num_unknown = sum((streams.next().forward_targets == vocabulary.unk_id).sum() for _ in range(20))
     assert 0 < num_unknown < 0.5 * 20 * 160
+
+
+def test_each_character_can_be_a_token(tmp_path):
+    path = tmp_path / "zh.txt"
+    path.write_text("银行 借钱。\n河岸。\n", encoding="utf-8")
+    vocabulary = build_vocabulary(path, tokenized="characters")
+    assert set(vocabulary.words[3:]) == set("银行借钱。河岸")
+    assert vocabulary.words[3] == "。"
+    corpus = prepare(path, tmp_path / "corpus", vocabulary=vocabulary, tokenized="characters")
+    assert (corpus.num_tokens, corpus.num_sentences) == (8, 2)

@@ -984,7 +984,7 @@ def test_the_published_sizes_have_their_published_parameters(name, count):
 @pytest.mark.parametrize("name", ["tiny", "small", "medium", "original", "word-level", "chinese"])
 def test_every_recipe_runs(text, tmp_path, name):
     small = ["batch_size=2", "unroll=3", "steps=1", "vocabulary_size=20", "device=cpu", "tensorboard=false"]
-    small += ["num_negatives=4", "tokenized=true", "precision=float32", "eval_batch_size=1"]
+    small += ["num_negatives=4", "precision=float32", "eval_batch_size=1"]
     if name in ("medium", "original"):  # their weights are large for a test; the sizes are tested above
         small += ["model.cell_dim=16", "model.projection_dim=8"]
     recipe, model = load_recipe(

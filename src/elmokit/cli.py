@@ -65,6 +65,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 tokenized_option = click.option(
     "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
 )
+characters_option = click.option("--characters", is_flag=True, help="Each character is a token.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
 workers_option = click.option("--workers", type=int, help="Processes; by default one for each core.")
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
@@ -458,6 +459,7 @@ def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: 
 @click.option("--size", type=int, help="At most so many words, <S>, </S> and <UNK> included.")
 @click.option("--min-count", type=int, default=1, show_default=True, help="Leave out words that occur less often.")
 @tokenized_option
+@characters_option
 @workers_option
 @overwrite_option
 @json_option
@@ -467,6 +469,7 @@ def vocab(
     size: int | None,
     min_count: int,
     tokenized: bool,
+    characters: bool,
     workers: int | None,
     overwrite: bool,
     as_json: bool,
@@ -477,7 +480,12 @@ def vocab(
     _check_new_file(target, overwrite)
     with progress_bar("counting", None) as advance:
         vocabulary = build_vocabulary(
-            text, size=size, min_count=min_count, tokenized=tokenized, progress=advance.to, workers=workers
+            text,
+            size=size,
+            min_count=min_count,
+            tokenized="characters" if characters else tokenized,
+            progress=advance.to,
+            workers=workers,
         )
     vocabulary.save(target)
     print_result(as_json, {"out": str(target), "words": len(vocabulary)}, f"{target}: {len(vocabulary):,} words")
@@ -488,6 +496,7 @@ def vocab(
 @click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="The corpus folder.")
 @click.option("--vocabulary", "words", required=True, help="The file that `elmokit vocab` wrote.")
 @tokenized_option
+@characters_option
 @click.option("--max-characters", type=int, default=50, show_default=True, help="Of a word, its two marks included.")
 @workers_option
 @json_option
@@ -496,6 +505,7 @@ def prepare(
     target: Path,
     words: str,
     tokenized: bool,
+    characters: bool,
     max_characters: int,
     workers: int | None,
     as_json: bool,
@@ -513,7 +523,7 @@ def prepare(
             text,
             target,
             vocabulary=vocabulary,
-            tokenized=tokenized,
+            tokenized="characters" if characters else tokenized,
             max_characters=max_characters,
             workers=workers,
             progress=advance.to,

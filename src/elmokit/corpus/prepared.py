@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.characters import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, words_to_ids
-from elmokit.corpus.text import Block, Paths, Progress, find_files, read_blocks, report_replaced, sentences
+from elmokit.corpus.text import Block, Paths, Progress, Tokenized, find_files, read_blocks, report_replaced, sentences
 from elmokit.corpus.vocabulary import Vocabulary, by_frequency
 from elmokit.corpus.work import run_in_order
 from elmokit.files import replacing
@@ -142,7 +142,7 @@ def prepare(
     out: str | Path,
     *,
     vocabulary: Vocabulary,
-    tokenized: bool = False,
+    tokenized: Tokenized = False,
     max_characters: int = MAX_CHARACTERS,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -158,7 +158,7 @@ def prepare(
     shards: list[_Shard] = []
     (out / "shards").mkdir(parents=True, exist_ok=True)
 
-    def unfinished_jobs() -> Iterator[tuple[bytes, bool, Path]]:
+    def unfinished_jobs() -> Iterator[tuple[bytes, Tokenized, Path]]:
         for block in read_blocks(files, progress):
             shards.append(_Shard.of(block, tokenized, out / "shards"))
             if not finished and not shards[-1].is_whole():
@@ -191,7 +191,7 @@ class _Shard:
     begins_file: bool
 
     @classmethod
-    def of(cls, block: Block, tokenized: bool, folder: Path) -> _Shard:
+    def of(cls, block: Block, tokenized: Tokenized, folder: Path) -> _Shard:
         made_from = hashlib.sha256(f"{FORMAT}, tokenized={tokenized}\n".encode() + block.content).hexdigest()
         return cls(folder / f"{made_from}.npz", block.file.name, block.begins_file)
 
@@ -210,7 +210,7 @@ class _Shard:
         return whole[32:] if hashlib.sha256(whole[32:]).digest() == whole[:32] else None
 
 
-def _write_shard(content: bytes, tokenized: bool, path: Path) -> None:
+def _write_shard(content: bytes, tokenized: Tokenized, path: Path) -> None:
     """Number the forms of a block in the order in which they come; 0 is the boundary before each sentence."""
     lines, num_replaced = sentences(content, tokenized=tokenized)
     words: list[str | None] = []

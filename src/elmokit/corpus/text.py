@@ -16,11 +16,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from elmokit.characters import tokenize
 
 Paths = str | Path | Sequence[str | Path]
+Tokenized = bool | Literal["characters"]
+"""Whether words stand between spaces already; or each character is a token."""
+
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of the text files that have been read, and the bytes that there are."""
 
@@ -76,7 +79,7 @@ def _without_mark(content: bytes, begins_file: bool) -> bytes:
     return content.removeprefix(b"\xef\xbb\xbf") if begins_file else content  # the byte-order mark of some editors
 
 
-def sentences(content: bytes, *, tokenized: bool) -> tuple[Iterator[list[str]], int]:
+def sentences(content: bytes, *, tokenized: Tokenized) -> tuple[Iterator[list[str]], int]:
     """(the tokens of each line, the number of lines that hold bytes which are not UTF-8 and become U+FFFD).
 
     A line without tokens is a blank one.
@@ -89,7 +92,13 @@ def sentences(content: bytes, *, tokenized: bool) -> tuple[Iterator[list[str]], 
         text = content.decode(errors="replace")
         num_replaced = sum(not _is_utf8(line) for line in content.split(b"\n"))
     # Not splitlines: it also splits at characters that stand inside lines, as U+2028.
-    return map(str.split if tokenized else tokenize, text.split("\n")), num_replaced
+    split = list_characters if tokenized == "characters" else str.split if tokenized else tokenize
+    return map(split, text.split("\n")), num_replaced
+
+
+def list_characters(line: str) -> list[str]:
+    """Each character a token, spaces apart: for languages that write none."""
+    return list("".join(line.split()))
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.characters import BOS_TOKEN, EOS_TOKEN, UNK_TOKEN
-from elmokit.corpus.text import Paths, Progress, find_files, read_blocks, report_replaced, sentences
+from elmokit.corpus.text import Paths, Progress, Tokenized, find_files, read_blocks, report_replaced, sentences
 from elmokit.corpus.work import run_in_order
 from elmokit.files import replacing
 
@@ -91,7 +91,7 @@ class WordCounts(Counter[str]):
 
 
 def count_words(
-    paths: Paths, *, tokenized: bool = False, progress: Progress | None = None, workers: int | None = None
+    paths: Paths, *, tokenized: Tokenized = False, progress: Progress | None = None, workers: int | None = None
 ) -> WordCounts:
     """Count the words of text files, on all cores; memory grows with the number of distinct words alone."""
     jobs = ((block.content, tokenized) for block in read_blocks(find_files(paths), progress))
@@ -103,7 +103,7 @@ def count_words(
     return counts
 
 
-def _count_block(content: bytes, tokenized: bool) -> tuple[dict[str, int], int]:
+def _count_block(content: bytes, tokenized: Tokenized) -> tuple[dict[str, int], int]:
     lines, num_replaced = sentences(content, tokenized=tokenized)
     return dict(Counter(chain.from_iterable(lines))), num_replaced
 
@@ -113,7 +113,7 @@ def build_vocabulary(
     *,
     size: int | None = None,
     min_count: int = 1,
-    tokenized: bool = False,
+    tokenized: Tokenized = False,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Vocabulary:

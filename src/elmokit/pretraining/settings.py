@@ -33,8 +33,8 @@ class PretrainConfig:
     """Words of a vocabulary that is counted, its three specials included; null: all."""
     min_count: int = 1
     """A counted vocabulary leaves out words that occur less often."""
-    tokenized: bool = False
-    """The text is tokenized already: words are what stands between spaces."""
+    tokenized: bool | Literal["characters"] = False
+    """The text is tokenized already: words are what stands between spaces; or each character is a token."""
 
     batch_size: int = 384
     """Rows of a step, in all processes together."""
