@@ -37,6 +37,7 @@ ORDER = [
     "bench",
     "output",
     "terminal",
+    "cli_training",
     "cli",
 ]
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

@@ -18,14 +18,25 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from elmokit import __version__
-from elmokit.terminal import OneLineErrors, counting, downloads, print_result, print_table, progress_bar, training_bar
+from elmokit.cli_training import finetune, prepare, pretrain, vocab
+from elmokit.terminal import (
+    OneLineErrors,
+    check_new_file,
+    counting,
+    downloads,
+    json_option,
+    overwrite_option,
+    print_result,
+    print_table,
+    progress_bar,
+    tokenized_option,
+)
 
 if TYPE_CHECKING:
     from elmokit.checkpoint import ModelFiles
     from elmokit.evaluate import Perplexity
     from elmokit.hub import Location
     from elmokit.model import ELMo, Layers
-    from elmokit.pretraining import PretrainResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +50,10 @@ def main(debug: bool) -> None:
     A model is a folder, an official name (small, medium, original, original-5.5b) or a Hugging Face id; without one it
     is the model that comes with elmokit.
     """
+
+
+for _verb in (vocab, prepare, pretrain, finetune):
+    main.add_command(_verb)
 
 
 # ---- options that several verbs share --------------------------------------------------------------------------------
@@ -61,14 +76,6 @@ def model_options(verb: F) -> F:
 layers_option = click.option(
     "--layers", default="average", show_default=True, callback=_read_layers, help="all, top, average, or 0, 1, 2 …"
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-tokenized_option = click.option(
-    "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
-)
-characters_option = click.option("--characters", is_flag=True, help="Each character is a token.")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
-workers_option = click.option("--workers", type=int, help="Processes; by default one for each core.")
-set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ def embed(
         forget_sentences=forget_sentences,
         use_sentence_keys=use_sentence_keys,
     )
-    _check_new_file(target, overwrite)
+    check_new_file(target, overwrite)
     with _open_input(source) as (stream, size):
         elmo = _load(model, device)
         with progress_bar("embedding", size) as advance:
@@ -215,17 +222,11 @@ def info(model: str | None, as_json: bool) -> None:
 
 def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
     """A model as its files say it is, without the network that they make."""
-    from elmokit import checkpoint, formats, hub
+    from elmokit import hub
 
     with downloads() as progress:
         location = hub.resolve(model, progress=progress)
-    if location.folder is not None:
-        return location, checkpoint.load(location.folder)
-    assert location.options is not None
-    assert location.weights is not None
-    return location, formats.read_official_model(
-        location.options, location.weights, vocabulary_path=location.vocabulary, softmax_path=location.softmax
-    )
+    return location, hub.read(location)
 
 
 def _files_of(location: Location) -> list[Path]:
@@ -450,176 +451,6 @@ def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: 
     print_table(as_json, result, [*PERPLEXITY_COLUMNS, "sentence"], rows)
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
-
-
-@main.command()
-@click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="vocabulary.txt")
-@click.option("--size", type=int, help="At most so many words, <S>, </S> and <UNK> included.")
-@click.option("--min-count", type=int, default=1, show_default=True, help="Leave out words that occur less often.")
-@tokenized_option
-@characters_option
-@workers_option
-@overwrite_option
-@json_option
-def vocab(
-    text: tuple[str, ...],
-    target: Path,
-    size: int | None,
-    min_count: int,
-    tokenized: bool,
-    characters: bool,
-    workers: int | None,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Count the words of TEXT (.txt, .gz, .xz, .zst, .parquet; globs too) and write them, most frequent first."""
-    from elmokit.corpus import build_vocabulary
-
-    _check_new_file(target, overwrite)
-    with progress_bar("counting", None) as advance:
-        vocabulary = build_vocabulary(
-            text,
-            size=size,
-            min_count=min_count,
-            tokenized="characters" if characters else tokenized,
-            progress=advance.to,
-            workers=workers,
-        )
-    vocabulary.save(target)
-    print_result(as_json, {"out": str(target), "words": len(vocabulary)}, f"{target}: {len(vocabulary):,} words")
-
-
-@main.command()
-@click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="The corpus folder.")
-@click.option("--vocabulary", "words", required=True, help="The file that `elmokit vocab` wrote.")
-@tokenized_option
-@characters_option
-@click.option("--max-characters", type=int, default=50, show_default=True, help="Of a word, its two marks included.")
-@workers_option
-@json_option
-def prepare(
-    text: tuple[str, ...],
-    target: Path,
-    words: str,
-    tokenized: bool,
-    characters: bool,
-    max_characters: int,
-    workers: int | None,
-    as_json: bool,
-) -> None:
-    """Turn TEXT (one sentence a line, a blank line ends a document) into a folder that training reads.
-
-    A run that was stopped goes on when the same command is given again.
-    """
-    from elmokit.corpus import Vocabulary
-    from elmokit.corpus import prepare as prepare_corpus
-
-    vocabulary = Vocabulary.load(words)
-    with progress_bar("preparing", None) as advance:
-        corpus = prepare_corpus(
-            text,
-            target,
-            vocabulary=vocabulary,
-            tokenized="characters" if characters else tokenized,
-            max_characters=max_characters,
-            workers=workers,
-            progress=advance.to,
-        )
-    result = {
-        "out": str(target),
-        "tokens": corpus.num_tokens,
-        "sentences": corpus.num_sentences,
-        "documents": corpus.num_documents,
-        "replaced_lines": corpus.num_replaced_lines,
-    }
-    counts = ", ".join(f"{result[key]:,} {key}" for key in ("tokens", "sentences", "documents"))
-    print_result(as_json, result, f"{target}: {counts}")
-
-
-@main.command()
-@click.argument("recipe")
-@set_option
-@json_option
-def pretrain(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Train a biLM as the file RECIPE says.
-
-    A run that was stopped goes on when the same command is given again.  Several GPUs: torchrun --no-python
-    --nproc-per-node 8 elmokit pretrain RECIPE.
-    """
-    from elmokit.pretraining import load_recipe, run_recipe
-
-    config, sizes = load_recipe(recipe, overrides)
-    with training_bar() as on_progress:
-        result = run_recipe(config, sizes, on_progress=on_progress)
-    _print_training(result, as_json)
-
-
-@main.command()
-@click.argument("model")
-@click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, help="The folder of the run, and then of the model.")
-@click.option("--heldout", help="Text whose perplexity is measured; the best model by it is kept.")
-@click.option("--vocabulary", help="Words of a new softmax; by default those of MODEL, or those of TEXT.")
-@tokenized_option
-@set_option
-@json_option
-def finetune(
-    model: str,
-    text: tuple[str, ...],
-    target: str,
-    heldout: str | None,
-    vocabulary: str | None,
-    tokenized: bool,
-    overrides: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Train MODEL, any that can be loaded, on with TEXT.
-
-    A run that was stopped goes on when the same command is given again.
-    """
-    from elmokit.pretraining import finetune as train_on
-
-    settings = {"tokenized": tokenized, **dict(map(_read_setting, overrides))}
-    if vocabulary is not None:
-        settings["vocabulary"] = vocabulary
-    _, files = _read_files(model)
-    with training_bar() as on_progress:
-        train = text[0] if len(text) == 1 else text
-        result = train_on(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
-    _print_training(result, as_json)
-
-
-def _read_setting(override: str) -> tuple[str, Any]:
-    """`key=value` with a TOML value, or plain text."""
-    import tomllib
-
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ValueError(f"{override!r}: write a setting as key=value, as in learning_rate=0.01")
-    try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), text.strip()
-
-
-def _print_training(result: PretrainResult, as_json: bool) -> None:
-    if os.environ.get("RANK", "0") != "0":  # one of the processes that torchrun started speaks for all
-        return
-    line = f"{result.folder}: step {result.step:,} of {result.num_steps:,}"
-    if result.best is not None:
-        line += f"; held-out perplexity {result.best.both:.2f} at step {result.best_step:,}"
-    if result.unigram is not None:
-        line += f" (by word frequencies alone {result.unigram:.2f})"
-    print_result(as_json, {**dataclasses.asdict(result), "folder": str(result.folder)}, line)
-    if result.ended.startswith("SIG"):
-        import signal
-
-        sys.exit(128 + signal.Signals[result.ended])
-
-
 # ---- what verbs share ------------------------------------------------------------------------------------------------
 
 
@@ -635,16 +466,6 @@ def _load(name: str | None, device: str | None) -> ELMo:
         raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
     with downloads() as progress:
         return ELMo.from_pretrained(name, device=device, progress=progress)
-
-
-def _check_new_file(path: Path, overwrite: bool) -> None:
-    """Find out before the work, not after it, that its result has no place."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: name a file to write")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
 
 
 @contextmanager

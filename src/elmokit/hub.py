@@ -13,6 +13,8 @@ What is checked here is that a file is whole and is HDF5 or JSON at all. The sha
 the options where the pair is read, in `formats.py`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import http.client
 import json
@@ -28,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 try:
@@ -37,6 +39,9 @@ except ImportError:  # Windows: downloads of one file by two processes at once a
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from elmokit.checkpoint import ModelFiles
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes of the whole (None where unknown)."""
@@ -150,6 +155,19 @@ def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = 
     raise ValueError(
         f"no model {text!r}: pass the path of a model folder, an official name ({_official_names()}) or a Hugging Face "
         "id 'user/model'; URLs of an official pair go to ELMo.from_files(options, weights)"
+    )
+
+
+def read(location: Location) -> ModelFiles:
+    """What the files of a model hold, in either format."""
+    from elmokit import checkpoint, formats
+
+    if location.folder is not None:
+        return checkpoint.load(location.folder)
+    assert location.options is not None
+    assert location.weights is not None
+    return formats.read_official_model(
+        location.options, location.weights, vocabulary_path=location.vocabulary, softmax_path=location.softmax
     )
 
 

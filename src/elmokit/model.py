@@ -119,18 +119,7 @@ class ELMo(nn.Module):
         `num_mixes` and `layer_norm` are those of the folder (one plain mix where it has none) unless given here; mixes
         that were saved are loaded where their number is the same.
         """
-        location = hub.resolve(name, progress=progress)
-        if location.folder is not None:
-            files = checkpoint.load(location.folder)
-        else:
-            assert location.options is not None
-            assert location.weights is not None
-            files = formats.read_official_model(
-                location.options,
-                location.weights,
-                vocabulary_path=location.vocabulary,
-                softmax_path=location.softmax,
-            )
+        files = hub.read(hub.resolve(name, progress=progress))
         saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
         model = cls._from_model_files(
             files,

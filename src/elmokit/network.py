@@ -64,7 +64,7 @@ class CharacterEncoder(nn.Module):
             nn.init.zeros_(convolution.bias)
 
     def forward(self, char_ids: Tensor) -> Tensor:
-        """(N, C) shifted ids -> (N, P).  Ids may still be on the host: then nothing here waits for a GPU."""
+        """(N, C) shifted ids -> (N, P).  Ids may still be on the host, where their lengths are known without a wait."""
         device = self.char_embedding.device
         order = (char_ids != SHIFTED_PAD).sum(dim=1).argsort()  # words of one length together are trimmed the most
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])

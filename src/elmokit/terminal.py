@@ -1,4 +1,4 @@
-"""What a terminal shows: progress bars, tables, and errors of one line.
+"""What verbs share: progress bars, tables, errors of one line, common options.
 
 Enters: counts, reports, results and exceptions of the library.  Leaves: text; results on standard output, everything
 else on standard error.  Bars are drawn on a terminal alone, and rich is imported only for them.
@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -146,3 +147,23 @@ def print_table(as_json: bool, result: dict[str, Any], columns: list[str], rows:
     widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
     for row in [columns, *rows]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# ---- options and checks that several verbs share ---------------------------------------------------------------------
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+tokenized_option = click.option(
+    "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
+
+
+def check_new_file(path: Path, overwrite: bool) -> None:
+    """Find out before the work, not after it, that its result has no place."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: name a file to write")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
