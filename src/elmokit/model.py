@@ -27,8 +27,8 @@ from elmokit.checkpoint import ModelFiles
 from elmokit.corpus import Vocabulary
 from elmokit.evaluate import Perplexity, Substitute, TokenLogProbs
 from elmokit.losses import OutputLayer
-from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
-from elmokit.pipeline import Batch, WordCache, one_ahead, plan, to_device
+from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix, to_device
+from elmokit.pipeline import Batch, WordCache, one_ahead, plan
 
 Sentence = str | Sequence[str]
 Layers = Literal["average", "top", "all"] | int

@@ -64,14 +64,14 @@ class CharacterEncoder(nn.Module):
             nn.init.zeros_(convolution.bias)
 
     def forward(self, char_ids: Tensor) -> Tensor:
-        """(N, C) shifted ids -> (N, P).  Ids may still be on the host, where their lengths are known without a wait."""
+        """(N, C) shifted ids -> (N, P).  Ids may still be on the host: then nothing waits for a GPU."""
         device = self.char_embedding.device
         order = (char_ids != SHIFTED_PAD).sum(dim=1).argsort()  # words of one length together are trimmed the most
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
         begins = range(0, max(1, len(order)), at_once)
         sorted_ids = char_ids[order]
-        blocks = [self._maxima(self.trim(sorted_ids[begin : begin + at_once]).to(device)) for begin in begins]
-        maxima = torch.cat(blocks)[order.argsort().to(device)]  # (N, F)
+        blocks = [self._maxima(to_device(self.trim(sorted_ids[begin : begin + at_once]), device)) for begin in begins]
+        maxima = torch.cat(blocks)[to_device(order.argsort(), device)]  # (N, F)
         x = torch.relu(maxima) if self.activation == "relu" else torch.tanh(maxima)
         for highway in self.highways:
             x = highway(x)  # (N, F)
@@ -293,7 +293,7 @@ class BiLM(nn.Module):
             vectors: Tensor = self.char_encoder(ids)
             return vectors
         assert self.word_embedding is not None
-        return functional.embedding(ids.to(self.word_embedding.device) - 1, self.word_embedding)
+        return functional.embedding(to_device(ids, self.word_embedding.device) - 1, self.word_embedding)
 
     def contextualize(
         self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
@@ -424,6 +424,13 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.equal(distinct[inverse], ids):
         distinct, inverse = torch.unique(ids, dim=0, return_inverse=True)
     return distinct, inverse
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device; from the host to a GPU through pinned memory, since any other copy waits for all its work."""
+    if device.type == "cuda" and not values.is_cuda:
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def init_linear(linear: nn.Linear, *, bias: float = 0.0) -> nn.Linear:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elmokit.network import to_device
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -126,11 +128,6 @@ class _Slots(dict[str, int]):
     def __missing__(self, word: str) -> int:
         self[word] = slot = len(self)
         return slot
-
-
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy from the host; to a GPU through pinned memory, since any other copy waits until the GPU has no work left."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def one_ahead(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
