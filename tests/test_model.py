@@ -408,6 +408,8 @@ def test_half_precision_is_close_and_bfloat16_never_kills_the_process(monkeypatc
     exact = model.embed(["The bank lent money ."])[0]
     half = copy.deepcopy(model).half().embed(["The bank lent money ."])[0]
     assert half.dtype == np.float32
+    wide = copy.deepcopy(model).double()
+    assert wide.embed(["The bank lent money ."])[0].dtype == wide.encode(["The bank ."]).dtype == np.float64
     np.testing.assert_allclose(half, exact, atol=0.02)
     monkeypatch.setattr(kernels, "bfloat16_works", lambda: False)
     with pytest.raises(ValueError, match="bfloat16 products crash on this CPU"):

@@ -307,7 +307,7 @@ class ELMo(nn.Module):
         for batch, output in self._run(sentences, batch_size, show_progress):
             rows = select(output.layers).movedim(-3, 0)  # (B, …, T, 2P)
             if not convert_to_tensor:
-                rows = rows.float().cpu()
+                rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu()  # NumPy knows no bfloat16
             for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
                 vectors = row.narrow(-2, 0, length)
                 # an array is a copy: a view would keep the whole batch
@@ -333,9 +333,10 @@ class ELMo(nn.Module):
         if isinstance(sentences, str):
             return self.encode([sentences], layers=layers, normalize=normalize, convert_to_tensor=convert_to_tensor)[0]
         select, sentences = self._selection(layers), as_list(sentences)
-        result = torch.zeros(len(sentences), 2 * self.config.projection_dim, device=self.device)
+        dtype = torch.promote_types(next(self.bilm.parameters()).dtype, torch.float32)
+        result = torch.zeros(len(sentences), 2 * self.config.projection_dim, device=self.device, dtype=dtype)
         for batch, output in self._run(sentences, batch_size, show_progress):
-            totals = select(output.layers).float().sum(dim=1)  # padding is zero, so it adds nothing
+            totals = select(output.layers).sum(dim=1, dtype=dtype)  # padding is zero, so it adds nothing
             counts = output.mask.sum(dim=1, keepdim=True).clamp(min=1)
             result[torch.tensor(batch.positions, device=self.device)] = totals / counts
         if normalize:
