@@ -23,6 +23,7 @@ from elmokit.corpus import Corpus, Vocabulary, evaluation_batches
 from elmokit.kernels import LSTMState
 from elmokit.losses import OutputLayer
 from elmokit.network import BiLM, BiLMState
+from elmokit.pipeline import plan
 
 TOKENS_AT_ONCE = 1 << 22  # of a corpus that is counted: memory does not grow with it
 
@@ -78,9 +79,9 @@ def token_log_probs(
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}: at least one token at a time")
     results: list[TokenLogProbs | None] = [None] * len(sentences)
-    for batch in _batches_by_length([len(sentence) for sentence in sentences], batch_tokens):
-        scored = _score([list(sentences[place]) for place in batch], bilm, output_layer, vocabulary)
-        for place, scores in zip(batch, scored, strict=True):
+    for batch in plan([list(sentence) for sentence in sentences], 0, budget=batch_tokens, batch_size=None):
+        scored = _score(batch.tokens, bilm, output_layer, vocabulary)
+        for place, scores in zip(batch.positions, scored, strict=True):
             results[place] = scores
     return [scores for scores in results if scores is not None]
 
@@ -256,18 +257,6 @@ def _shifted_ids(bilm: BiLM, vocabulary: Vocabulary, sentences: list[list[str]])
         else:
             ids[row, : len(sentence)] = words_to_ids(sentence, max_characters=config.max_characters) + 1
     return torch.from_numpy(ids).to(next(bilm.parameters()).device)
-
-
-def _batches_by_length(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of sentences of about the same length, boundaries counted, together at most `batch_tokens` (or one)."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * (lengths[place] + 2) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def _check_sizes(config: BiLMConfig, output_layer: OutputLayer, vocabulary: Vocabulary) -> None:
