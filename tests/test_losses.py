@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elmokit import losses
 from elmokit.losses import (
     SCORES_PER_CHUNK,
     LogUniformSampler,
@@ -134,10 +135,12 @@ def test_the_full_softmax_is_its_written_definition(output, hidden, targets):
     np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("multiple", [1, 64])  # of columns: 64 is what a GPU takes
 @pytest.mark.parametrize("chunk_tokens", [1, 7, N - 1, N, N + 1, None])
 def test_the_chunked_softmax_and_its_gradient_equal_the_full_one_at_any_chunk_size(
-    output, hidden, targets, chunk_tokens
+    output, hidden, targets, chunk_tokens, multiple, monkeypatch
 ):
+    monkeypatch.setitem(losses.COLUMN_MULTIPLE, "cpu", multiple)
     leaves = (hidden, output.weight, output.bias)
     full = full_softmax_loss(hidden, targets, output).mean()
     chunked = chunked_softmax_loss(hidden, targets, output, chunk_tokens=chunk_tokens)
