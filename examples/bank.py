@@ -1,0 +1,357 @@
+"""The story of the word "bank": one spelling, two senses, and what a biLM makes of them.
+
+    python examples/bank.py
+    python examples/bank.py --model FOLDER
+
+Enters: a model; the embedded English one unless another is named.  Leaves: a page of 100 columns in four parts: how
+alike "bank" is to itself in six sentences, its nearest words in context, the words that would stand in its place, and
+how much each word of a sentence surprises the model.  Every number is computed when the page is printed.  Needs no
+download, no GPU, and some seconds.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from elmokit import ELMo
+from elmokit.characters import tokenize
+
+WIDTH = 100
+NUM_BEST = 5
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+
+# The first sentence of each sense is also the one whose neighbours and substitutes are shown.
+MONEY = (
+    "She opened an account at the [bank] to save some money.",
+    "The [bank] raised its interest rates again last week.",
+    "He still owes his local [bank] a large sum for the house.",
+)
+RIVER = (
+    "They walked slowly along the [bank] of the quiet river.",
+    "The [bank] was covered with reeds and yellow flowers.",
+    "The canoe drifted toward the muddy [bank] near the old bridge.",
+)
+BOTH = "He sat on the bank of the river and counted his money."
+
+# Where the neighbours are sought: a third of money, a third of land and water, a third of anything else; no "bank".
+ELSEWHERE = (
+    "A [lender] must check how much each borrower earns.",
+    "The [insurer] paid for the repairs within a month.",
+    "He deposited his wages at the [office] on Friday.",
+    "She asked the [broker] to sell all of her shares.",
+    "The [fund] invests in small companies abroad.",
+    "They closed the [account] after moving to Spain.",
+    "Our [company] borrowed heavily to build the new factory.",
+    "The [treasury] printed more notes during the war.",
+    "I paid the [cashier] in coins.",
+    "The [shop] on the corner accepts credit cards.",
+    "He works at the [branch] as a financial adviser.",
+    "The [mortgage] will be paid off in ten years.",
+    "Children played on the [shore] of the lake until dark.",
+    "We followed the [path] beside the water to the mill.",
+    "Cows were grazing on the [slope] below the forest.",
+    "The boat was tied up at the [jetty] for the night.",
+    "A heron stood at the [edge] of the pond.",
+    "They pitched their tent on the [beach] behind the dunes.",
+    "The [stream] rushed down over smooth stones.",
+    "Tall grass grew all over the [marsh].",
+    "She climbed the [hill] to see the valley.",
+    "He swam across the [canal] with his dog.",
+    "The road follows the [coast] for many miles.",
+    "An otter slid from the [rocks] into the sea.",
+    "The [doctor] told him to rest for a week.",
+    "My grandmother baked a [cake] for the whole family.",
+    "The [orchestra] played two encores last night.",
+    "She read the [novel] in a single afternoon.",
+    "Our [teacher] explained the problem once more.",
+    "The [train] was late again because of the snow.",
+    "He repaired the [bicycle] in the garage.",
+    "The [judge] sent the jury home early.",
+    "A [goalkeeper] needs quick hands and good eyes.",
+    "They painted the [kitchen] a pale shade of yellow.",
+    "The [theatre] was almost empty on Monday.",
+    "She wore a [scarf] around her neck.",
+    "The [minister] refused to answer any questions.",
+    "We saw a [film] about the first flight to the moon.",
+    "The [soldiers] marched through the gate at dawn.",
+    "He sharpened the [knife] before dinner.",
+)
+
+
+# ---- compute ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSimilarity:
+    """Mean cosine of "bank" with "bank" at one layer, over all pairs of different sentences."""
+
+    layer: int
+    money_money: float
+    river_river: float
+    money_river: float
+    num_nearest_same: int | None
+    """Of the six, how many have a "bank" of their own sense nearest; None where all six are alike."""
+
+    @property
+    def gap(self) -> float:
+        """How much more alike one sense is than two."""
+        return (self.money_money + self.river_river) / 2 - self.money_river
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A word in its sentence, in brackets, and its cosine with "bank" in another."""
+
+    cosine: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Filler:
+    """A word that could stand in the place of "bank"."""
+
+    probability: float
+    word: str
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """Bits that each token costs a reader who comes from the left, and one who comes from the right."""
+
+    tokens: list[str]
+    forward: list[float]
+    backward: list[float]
+    unknown: list[str]
+    """Tokens outside the vocabulary, which are scored as the one unknown word."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that is printed; each pair is money, river."""
+
+    num_parameters: int
+    similarities: list[LayerSimilarity]
+    neighbour_layer: int
+    """The layer above 0 with the widest gap between the senses."""
+    neighbours: tuple[list[Neighbour], list[Neighbour]]
+    fillers: tuple[list[Filler], list[Filler]] | None
+    """None, as `surprise`, where the model is no language model."""
+    surprise: Surprise | None
+
+
+def tell(model: ELMo) -> Story:
+    similarities = compare_senses(model)
+    layer = max(similarities[1:], key=lambda row: row.gap).layer
+    speaks = model.output_layer is not None and model.vocabulary is not None
+    return Story(
+        num_parameters=sum(parameter.numel() for parameter in model.bilm.parameters()),
+        similarities=similarities,
+        neighbour_layer=layer,
+        neighbours=(find_neighbours(model, MONEY[0], layer), find_neighbours(model, RIVER[0], layer)),
+        fillers=(fill(model, MONEY[0]), fill(model, RIVER[0])) if speaks else None,
+        surprise=measure_surprise(model, BOTH) if speaks else None,
+    )
+
+
+def compare_senses(model: ELMo) -> list[LayerSimilarity]:
+    num_money, num_all = len(MONEY), len(MONEY + RIVER)
+    money, river = range(num_money), range(num_money, num_all)
+    rows = []
+    for layer, vectors in enumerate(marked_vectors(model, MONEY + RIVER)):
+        cosines = vectors @ vectors.T
+        others = np.where(np.eye(num_all, dtype=bool), -np.inf, cosines)
+        same = [(nearest < num_money) == (place < num_money) for place, nearest in enumerate(others.argmax(axis=1))]
+        rows.append(
+            LayerSimilarity(
+                layer=layer,
+                money_money=float(np.mean([cosines[pair] for pair in combinations(money, 2)])),
+                river_river=float(np.mean([cosines[pair] for pair in combinations(river, 2)])),
+                money_river=float(np.mean([cosines[pair] for pair in product(money, river)])),
+                num_nearest_same=None if np.ptp(cosines) < 1e-5 else sum(same),
+            )
+        )
+    return rows
+
+
+def find_neighbours(model: ELMo, sentence: str, layer: int) -> list[Neighbour]:
+    query, *candidates = marked_vectors(model, (sentence, *ELSEWHERE))[layer]
+    cosines = np.stack(candidates) @ query
+    return [Neighbour(float(cosines[best]), ELSEWHERE[best]) for best in np.argsort(-cosines)[:NUM_BEST]]
+
+
+def fill(model: ELMo, sentence: str) -> list[Filler]:
+    return [Filler(math.exp(found.log_prob), found.word) for found in model.substitutes(sentence, k=NUM_BEST)]
+
+
+def measure_surprise(model: ELMo, sentence: str) -> Surprise:
+    assert model.vocabulary is not None
+    (scores,) = model.log_probs([sentence])
+    forward, backward = ((-side / math.log(2)).tolist() for side in (scores.forward, scores.backward))
+    unknown = [token for token in scores.tokens if model.vocabulary.id(token) == model.vocabulary.unk_id]
+    return Surprise(scores.tokens, forward, backward, unknown)
+
+
+def marked_vectors(model: ELMo, sentences: Sequence[str]) -> npt.NDArray[np.float64]:
+    """The vectors of length one of each sentence's word in brackets, at each layer: (L+1, B, 2P)."""
+    tokens, places = [], []
+    for sentence in sentences:
+        before, word, after = re.split(r"[\[\]]", sentence)
+        places.append(len(tokenize(before)))
+        tokens.append([*tokenize(before), word, *tokenize(after)])
+    embedded = zip(model.embed(tokens, layers="all"), places, strict=True)
+    vectors = np.stack([layers[:, place] for layers, place in embedded], axis=1).astype(np.float64)
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+# ---- print -----------------------------------------------------------------------------------------------------------
+
+
+def show(story: Story, console: Console) -> None:
+    num_layers = len(story.similarities) - 1
+    layers = f"{num_layers} {'layer' if num_layers == 1 else 'layers'}"
+    console.print(f'\nA biLM of {story.num_parameters:,} parameters, {layers} deep, reads the word "bank".\n')
+    show_similarities(story.similarities, console)
+    show_neighbours(story, console)
+    if story.fillers is None or story.surprise is None:
+        say(console, "This model has vectors and no softmax: the words it expects and their surprise are left out.")
+        return
+    show_fillers(story.fillers, console)
+    show_surprise(story.surprise, console)
+
+
+def show_similarities(rows: list[LayerSimilarity], console: Console) -> None:
+    console.rule('1  Is "bank" the same word twice?', align="left")
+    for sense, sentences in (("money", MONEY), ("river", RIVER)):
+        for sentence in sentences:
+            console.print(Text.assemble("  ", (sense, "dim"), "  ", marked(sentence)))
+    table = new_table("layer", "money-money", "river-river", "money-river", 'nearest "bank" is of the same sense')
+    for row in rows:
+        cosines = [f"{value:.2f}" for value in (row.money_money, row.river_river, row.money_river)]
+        same = "all alike" if row.num_nearest_same is None else f"{row.num_nearest_same} of {len(MONEY + RIVER)}"
+        table.add_row(str(row.layer), *cosines, same)
+    console.print(table)
+    first, *above = rows
+    say(
+        console,
+        "Mean cosine of the word with itself in another sentence.  Layer 0 sees the word alone, the same letters six "
+        f"times: {first.money_river:.2f}.  The layers above have read the sentence around it.",
+    )
+    best = max(above, key=lambda row: row.gap)
+    same = best.money_river + best.gap
+    verdict = (
+        f"Layer {best.layer} keeps the senses farthest apart: {same:.2f} within a sense, {best.money_river:.2f} "
+        "between the two."
+        if best.gap > 0
+        else f"In this model no layer tells them apart: at best, in layer {best.layer}, the mean is {same:.2f} within "
+        f"a sense and {best.money_river:.2f} between the two."
+    )
+    say(console, verdict)
+
+
+def show_neighbours(story: Story, console: Console) -> None:
+    console.rule("2  What does it stand next to?", align="left")
+    for sentence, neighbours in zip((MONEY[0], RIVER[0]), story.neighbours, strict=True):
+        console.print(Text.assemble("  ", marked(sentence)))
+        table = new_table("cosine", "nearest")
+        table.columns[1].justify = "left"
+        for neighbour in neighbours:
+            table.add_row(f"{neighbour.cosine:.2f}", marked(neighbour.sentence))
+        console.print(table)
+    money, river = ({neighbour.sentence for neighbour in found} for found in story.neighbours)
+    say(
+        console,
+        f'The nearest of {len(ELSEWHERE)} words in other sentences, none of them "bank", by layer '
+        f"{story.neighbour_layer}.  {in_common(len(money & river))}; by spelling alone they would be the same.",
+    )
+
+
+def show_fillers(fillers: tuple[list[Filler], list[Filler]], console: Console) -> None:
+    console.rule("3  Which words could stand in its place?", align="left")
+    table = Table.grid(padding=(0, 2))
+    for sentence, found in zip((MONEY[0], RIVER[0]), fillers, strict=True):
+        words = "   ".join(f"{filler.word} {percent(filler.probability)}" for filler in found)
+        table.add_row("", marked(sentence.replace("[bank]", "[____]")))
+        table.add_row("", Text(words))
+        table.add_row()
+    console.print(table)
+    money, river = ({filler.word for filler in found} for found in fillers)
+    say(
+        console,
+        'Guessed from the words on the left and on the right, with the place itself covered; "bank" is left out.  '
+        f"{in_common(len(money & river))}.",
+    )
+
+
+def show_surprise(surprise: Surprise, console: Console) -> None:
+    console.rule("4  How surprising is each word?", align="left")
+    blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
+    highest = max(surprise.forward + surprise.backward)
+    table = Table.grid(padding=(0, 1))
+    table.add_row("", *(Text(token) for token in surprise.tokens))
+    for name, bits in (("forward", surprise.forward), ("backward", surprise.backward)):
+        heights = [blocks[min(int(value / highest * len(blocks)), len(blocks) - 1)] for value in bits]
+        widths = [max(len(token), 4) for token in surprise.tokens]
+        table.add_row(Text(name, "dim"), *(Text(block * width) for block, width in zip(heights, widths, strict=True)))
+        table.add_row(Text("bits", "dim"), *(Text(f"{value:.1f}") for value in bits))
+    console.print(Padding(table, (1, 2), expand=False))
+    place = surprise.tokens.index("bank")
+    forward, backward = surprise.forward[place], surprise.backward[place]
+    told = "the words before it say" if forward < backward else "the words after it say"
+    verdict = "both sides say as much" if f"{forward:.1f}" == f"{backward:.1f}" else f"{told} more"
+    most = surprise.tokens[int(np.argmax(surprise.forward))]
+    say(
+        console,
+        f'Bits: how many coin tosses a word is worth.  "bank" costs {forward:.1f} given the words before it and '
+        f"{backward:.1f} given the words after it, so {verdict} about it.  Read from the left, the greatest "
+        f'surprise is "{most}".',
+    )
+    if surprise.unknown:
+        say(console, f"Not in this model's vocabulary, and scored as an unknown word: {' '.join(surprise.unknown)}")
+
+
+def new_table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2))
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def marked(sentence: str) -> Text:
+    """The sentence with its word in brackets, in bold where the terminal has it."""
+    text = Text(sentence)
+    text.highlight_regex(r"\[.*?\]", "bold cyan")
+    return text
+
+
+def percent(probability: float) -> str:
+    return "<0.1%" if probability < 0.0005 else f"{probability:.1%}"
+
+
+def in_common(count: int) -> str:
+    return f"The two lists have {count or 'no'} {'word' if count == 1 else 'words'} of {NUM_BEST} in common"
+
+
+def say(console: Console, words: str) -> None:
+    console.print(Padding(Text(words), (0, 2, 1, 2), expand=False))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description='The story of the word "bank".')
+    parser.add_argument("--model", help="a folder or a name; by default the embedded English model")
+    options = parser.parse_args(arguments)
+    show(tell(ELMo.from_pretrained(options.model)), Console(width=WIDTH, highlight=False))
+
+
+if __name__ == "__main__":
+    main()
