@@ -134,6 +134,211 @@ def test_a_fine_tuned_model_comes_back_as_it_was_left(official_model, tmp_path):
     assert np.abs(found.embed(SENTENCES)[0] - untouched.embed(SENTENCES)[0]).max() > 1e-3
 
 
+# ---- float16 and int8 -----------------------------------------------------------------------------------------------
+
+
+def is_matrix(name: str) -> bool:
+    return name.split(".")[0] != "mixes" and not name.endswith("bias")
+
+
+def inputs_last(name: str, array: np.ndarray) -> np.ndarray:
+    """A matrix as (outputs, inputs): what a product with it sums over becomes the rows' elements."""
+    if name.startswith("layers."):  # (directions, inputs, outputs)
+        return array.swapaxes(1, 2).reshape(-1, array.shape[1])
+    return array.reshape(len(array), -1)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file as NumPy arrays; NumPy knows no bfloat16, whose values float32 holds exactly."""
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize("name", ["model", "softmax"])
+def test_int8_moves_no_weight_by_more_than_half_a_step_of_its_output(model, folder, tmp_path, name):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    exact, found = (arrays(where / f"{name}.safetensors") for where in (folder, tmp_path / "int8"))
+    matrices = {key for key in exact if is_matrix(key)}
+    assert set(found) == set(exact) | {f"{key}.scale" for key in matrices}
+    for key in matrices:
+        steps, scale, weights = found[key], found[f"{key}.scale"], exact[key].astype(np.float64)
+        assert (steps.dtype, steps.shape, scale.ndim) == (np.int8, weights.shape, weights.ndim)
+        assert (np.abs(steps.astype(np.float64) * scale - weights) <= scale / 2 * (1 + 1e-6)).all()
+        by_output = np.abs(inputs_last(key, weights))
+        sizes = inputs_last(key, np.broadcast_to(scale, weights.shape))
+        assert (sizes == sizes[:, :1]).all()  # one for each output …
+        assert scale.size == len(by_output)
+        np.testing.assert_allclose(sizes[:, 0], by_output.max(axis=1) / 127, rtol=2**-8)  # … as small as it can be
+        assert (np.abs(inputs_last(key, steps.astype(np.int64))).max(axis=1) == 127).all()
+    for key in set(exact) - matrices:
+        np.testing.assert_array_equal(found[key], exact[key].astype(np.float16))
+        assert found[key].dtype == np.float16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_stored_model_loads_as_the_float32_values_that_its_file_stands_for(model, tmp_path, dtype):
+    model.save_pretrained(tmp_path / dtype, dtype=dtype)
+    files = checkpoint.load(tmp_path / dtype)
+    for name, tensors in (("model", files.weights), ("softmax", files.softmax)):
+        raw = arrays(tmp_path / dtype / f"{name}.safetensors")
+        assert set(tensors) == {key for key in raw if not key.endswith(".scale")}
+        for key, tensor in tensors.items():
+            assert tensor.dtype == torch.float32
+            expected = raw[key].astype(np.float32) * raw.get(f"{key}.scale", np.float32(1))
+            np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_float16_is_each_number_rounded_once(model, folder, tmp_path):
+    model.save_pretrained(tmp_path / "half", dtype="float16")
+    for name in ("model.safetensors", "softmax.safetensors"):
+        exact, found = arrays(folder / name), arrays(tmp_path / "half" / name)
+        assert set(found) == set(exact)
+        for key, array in found.items():
+            assert array.dtype == np.float16
+            np.testing.assert_array_equal(array, exact[key].astype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_what_float16_cannot_hold_stays_float32(model, tmp_path, dtype):
+    with torch.no_grad():
+        model.output_layer.bias[1] = 1e5
+    model.save_pretrained(tmp_path / "folder", dtype=dtype)
+    loaded = ELMo.from_pretrained(tmp_path / "folder")
+    assert torch.equal(loaded.output_layer.bias, model.output_layer.bias)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-37, 1e-6, 1e30])
+def test_int8_takes_matrices_of_any_size(model, tmp_path, factor):
+    with torch.no_grad():
+        model.output_layer.weight[2] *= factor
+    expected = model.output_layer.weight.detach().numpy().copy()
+    model.save_pretrained(tmp_path / "folder", dtype="int8")
+    found = ELMo.from_pretrained(tmp_path / "folder").output_layer.weight.detach().numpy()
+    smallest = np.finfo(np.float32).tiny  # of a step
+    bound = np.maximum(np.abs(expected).max(axis=1, keepdims=True) / 127 * (1 + 2**-8), smallest) / 2
+    assert (np.abs(found.astype(np.float64) - expected) <= bound * (1 + 1e-6)).all()
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_loaded_model_stored_the_same_way_again_is_the_same_bytes(model, tmp_path, dtype):
+    model.save_pretrained(tmp_path / "once", dtype=dtype)
+    ELMo.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice", dtype=dtype)
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+
+
+def test_int8_survives_many_outputs_of_many_sizes_bit_for_bit(tmp_path, model):
+    """Every scale that bfloat16 rounding can make, and more rows than a tiny model has."""
+    words = [*WORDS, *map(str, range(4000))]
+    sizes = torch.logspace(-30, 30, len(words)).unsqueeze(1)
+    torch.manual_seed(1)
+    model.output_layer, model.vocabulary = OutputLayer(len(words), 5), Vocabulary(words)
+    with torch.no_grad():
+        model.output_layer.weight *= sizes
+    for name, source in (("once", lambda: model), ("twice", lambda: ELMo.from_pretrained(tmp_path / "once"))):
+        source().save_pretrained(tmp_path / name, dtype="int8")
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+
+
+def test_an_int8_model_written_as_float32_is_exactly_what_was_loaded(model, tmp_path):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    loaded = ELMo.from_pretrained(tmp_path / "int8")
+    loaded.save_pretrained(tmp_path / "wide", dtype="float32")
+    wide = ELMo.from_pretrained(tmp_path / "wide").state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(wide[name], tensor), name
+
+
+def test_float32_is_written_also_of_a_model_in_half_precision(model, tmp_path):
+    model.half().save_pretrained(tmp_path / "wide", dtype="float32")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_a_word_level_model_is_stored_in_int8_too(official_model, tmp_path):
+    made = official_model(word_level=True)
+    Vocabulary(made.vocabulary).save(tmp_path / "words.txt")
+    model = ELMo.from_files(made.options_path, made.weights_path, vocabulary=tmp_path / "words.txt")
+    model.save_pretrained(tmp_path / "folder", dtype="int8")
+    assert load_file(tmp_path / "folder" / "model.safetensors")["word_embedding.scale"].shape == (12, 1)
+    found = ELMo.from_pretrained(tmp_path / "folder").embed([["word1", "word2"]], layers=0)[0]
+    expected = made.expected(["word1", "word2"]).layers[0]
+    np.testing.assert_allclose(found, expected, atol=np.abs(expected).max() / 250)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "bfloat16", torch.float16])
+def test_a_storage_that_does_not_exist_is_refused_before_anything_is_written(model, tmp_path, dtype):
+    with pytest.raises(ValueError, match=rf"stored as float32, float16, int8, not as .*{dtype}"):
+        model.save_pretrained(tmp_path / "new", dtype=dtype)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_int8_never_hides_a_weight_that_is_no_number(model, folder, value):
+    before = contents(folder)
+    with torch.no_grad():
+        model.bilm.layers[1].projection[0, 2, 3] = value
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.projection holds NaN or infinite values, which int8 cannot store"
+    ):
+        model.save_pretrained(folder, dtype="int8")
+    assert contents(folder) == before
+
+
+GATES = "layers.0.input_weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("model", lambda t: t.pop(f"{GATES}.scale"), rf"{GATES} is int8, and {GATES}\.scale, .* is missing"),
+        ("model", lambda t: t.pop(GATES), rf"{GATES}\.scale is there, and no int8 {GATES}"),
+        ("model", lambda t: t.update({GATES: t[GATES].float()}), rf"{GATES}\.scale is there, and no int8 {GATES}"),
+        (
+            "model",
+            lambda t: t.update({"layers.0.bias.scale": torch.ones(2, 1)}),
+            r"layers\.0\.bias\.scale is there, and",
+        ),
+        (
+            "model",
+            lambda t: t.update({f"{GATES}.scale": torch.ones(2, 5, 1)}),
+            rf"{GATES}\.scale is \(2, 5, 1\), {GATES} asks for \(2, 1, 28\)",
+        ),
+        ("model", lambda t: t.update({f"{GATES}.scale": torch.ones(())}), rf"{GATES}\.scale is \(\), {GATES} asks for"),
+        (
+            "model",
+            lambda t: t.update({f"{GATES}.scale": torch.ones(2, 1, 28, dtype=torch.int64)}),
+            rf"{GATES}\.scale holds torch\.int64, not floating-point numbers",
+        ),
+        (
+            "model",
+            lambda t: t[f"{GATES}.scale"][0, 0, :3].fill_(0.0),
+            rf"{GATES}\.scale holds 3 values that are no size",
+        ),
+        ("model", lambda t: t[f"{GATES}.scale"][1, 0, :2].neg_(), rf"{GATES}\.scale holds 2 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"].fill_(torch.nan), r"weight\.scale holds 6 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"][4].fill_(torch.inf), r"weight\.scale holds 1 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"][4].fill_(3e38), r"weight\.scale holds 1 values that are no size"),
+        (
+            "softmax",
+            lambda t: t.update({"weight": torch.ones(7, 5).char(), "weight.scale": torch.ones(7, 1)}),
+            r"weight is \(7, 5\), the configuration asks for \(6, 5\)",
+        ),
+        (
+            "model",
+            lambda t: t.update({"extra": torch.ones(7, 5).char(), "extra.scale": torch.ones(7, 1)}),
+            "extra is not part of a model",
+        ),
+    ],
+)
+def test_a_scale_that_does_not_fit_its_matrix_is_named(model, tmp_path, name, change, says):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    change_tensors(tmp_path / "int8" / f"{name}.safetensors", change)
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors: {says}"):
+        ELMo.from_pretrained(tmp_path / "int8")
+
+
 # ---- damage ---------------------------------------------------------------------------------------------------------
 
 

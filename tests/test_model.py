@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -380,6 +382,40 @@ def test_the_language_model_saves_loads_and_exports(tmp_path):
             softmax=tmp_path / "official" / "softmax.hdf5",
             vocabulary=tmp_path / "short.txt",
         )
+
+
+@pytest.mark.parametrize(("dtype", "nats"), [("float32", 0.0), ("float16", 0.002), ("int8", 0.04)])
+def test_log_probs_of_a_stored_model_move_by_little(tmp_path, dtype, nats):
+    model = language_model()
+    with torch.no_grad():
+        model.output_layer.weight *= 30.0  # away from an even guess, where nothing could move
+    model.save_pretrained(tmp_path / "lm", dtype=dtype)
+    loaded = ELMo.from_pretrained(tmp_path / "lm")
+    sentences = random_sentences(20)
+    scores = [
+        np.concatenate([np.r_[s.forward, s.backward, s.forward_end, s.backward_end] for s in elmo.log_probs(sentences)])
+        for elmo in (model, loaded)
+    ]
+    assert np.ptp(scores[0]) > 1.0
+    assert np.abs(scores[0] - scores[1]).max() <= nats
+
+
+def test_loading_a_language_model_draws_no_random_number(tmp_path):
+    language_model().save_pretrained(tmp_path / "lm")
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    ELMo.from_pretrained(tmp_path / "lm")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_loading_a_language_model_imports_nothing_of_the_compiler(tmp_path):
+    """An initial value drawn on the meta device does, which takes longer than all the rest."""
+    language_model().save_pretrained(tmp_path / "lm", dtype="int8")
+    code = f"import sys; from elmokit import ELMo; ELMo.from_pretrained({str(tmp_path / 'lm')!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "elmokit.model" in done.stdout.split()
+    assert "torch._dynamo" not in done.stdout.split()
 
 
 def test_log_probs_stay_away_from_the_carried_state():

@@ -178,12 +178,15 @@ class ELMo(nn.Module):
     def _from_model_files(cls, files: ModelFiles, *, num_mixes: int, **settings: Any) -> ELMo:
         with torch.device("meta"):  # no time spent on initial values that the files replace
             bilm = BiLM(files.config)
-            output_layer = None
-            if files.softmax is not None:
-                output_layer = OutputLayer(*files.softmax["weight"].shape)
         bilm.load_weights({name: t.float() for name, t in files.weights.items() if not name.startswith("mixes.")})
-        if output_layer is not None and files.softmax is not None:
-            output_layer.load_state_dict({name: t.float() for name, t in files.softmax.items()}, assign=True)
+        output_layer = None
+        if files.softmax is not None:
+            # not on the meta device, where randn imports half of torch's compiler; the caller's draws stay as they are
+            with torch.random.fork_rng(devices=[]):
+                output_layer = OutputLayer(1, 1)
+            output_layer.weight, output_layer.bias = (
+                nn.Parameter(files.softmax[n].float()) for n in ("weight", "bias")
+            )
         model = cls(bilm, num_mixes=num_mixes, output_layer=output_layer, vocabulary=files.vocabulary, **settings)
         mixes = {name.removeprefix("mixes."): t for name, t in files.weights.items() if name.startswith("mixes.")}
         if len(mixes) == 2 * num_mixes:
@@ -201,8 +204,12 @@ class ELMo(nn.Module):
             self.bilm.quantize()
         return self
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write our folder format: biLM, mixes, and where there are any the output layer and the vocabulary."""
+    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: checkpoint.Storage | None = None) -> None:
+        """Write our folder format: biLM, mixes, and where there are any the output layer and the vocabulary.
+
+        `dtype` is how the weights are stored, by default as the model holds them; "float16" takes half of float32's
+        room and "int8" a quarter.  A folder of any kind loads as float32.
+        """
         self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
         weights |= {f"mixes.{name}": t.cpu() for name, t in self.mixes.state_dict().items()}
@@ -210,7 +217,7 @@ class ELMo(nn.Module):
         if self.output_layer is not None:
             softmax = {name: t.cpu() for name, t in self.output_layer.state_dict().items()}
         files = ModelFiles(self.config, weights, softmax, self.vocabulary, {"layer_norm": self.layer_norm})
-        checkpoint.save(files, folder, card=self._card())
+        checkpoint.save(files, folder, card=self._card(), storage=dtype)
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
         """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
