@@ -1,0 +1,240 @@
+"""Who did what to whom: semantic roles of the predicates of a sentence (PropBank).
+
+Enters: sentences with their predicates, and for each predicate its arguments as spans.  Leaves: the arguments of each
+predicate.  The network is that of He et al. (2017), which the paper uses, in small: x_k and a mark of the predicate, a
+deep LSTM with highway connections whose layers turn about, an independent score for each tag, and the best sequence of
+tags under the B-/I-/O rules.
+
+Roles are scored for the predicates that the gold names, as everyone does.  For text without them a small tagger of its
+own, trained beside, finds the predicates; it reads the same vectors and leaves them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.network import to_device
+from elmokit.tasks import metrics, readers
+from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
+from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
+from elmokit.tasks.settings import TaskConfig
+from elmokit.tasks.tagging import spans_of
+
+INDICATOR_DIM = 50  # of the mark that says: this token is the predicate
+FINDER_DIM = 64  # units of the predicates' tagger, each direction
+NO_TAG = -100  # the target of padding
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSentence:
+    """A sentence and its predicates."""
+
+    tokens: list[str]
+    predicates: list[int] | None
+    """The place of each predicate in the tokens; None: they are to be found."""
+    tags: list[list[str]]
+    """Gold: for each predicate one B-/I-/O tag a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolePrediction:
+    """The roles of a sentence."""
+
+    predicates: list[int]
+    """Those that were given, or else those that were found."""
+    tags: list[list[str]]
+    """For each of them one B-/I-/O tag a token."""
+    found: list[int]
+    """What the predicates' tagger takes for one, given or not."""
+
+
+class HighwayLSTM(nn.Module):
+    """LSTM layers that read forward and backward in turn, each with a highway around it.
+
+    With h' the LSTM's output: h_t = r_t * h'_t + (1 - r_t) * W x_t, and r_t = sigmoid(R [x_t; h'_{t-1}] + b).  In
+    He et al. the recurrence reads h; here it reads h', so that all steps of a layer are one call of torch's LSTM.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int, *, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        widths = [input_dim, *[hidden_dim] * (num_layers - 1)]
+        self.output_dim = hidden_dim
+        self.lstms = nn.ModuleList(nn.LSTM(width, hidden_dim, batch_first=True) for width in widths)
+        self.gates = nn.ModuleList(nn.Linear(width + hidden_dim, hidden_dim) for width in widths)
+        self.carries = nn.ModuleList(nn.Linear(width, hidden_dim, bias=False) for width in widths)
+        self.dropout = LockedDropout(dropout)
+        for name, parameter in self.lstms.named_parameters():
+            if "weight" in name:
+                for block in parameter.data.chunk(4):
+                    nn.init.orthogonal_(block)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, D), (B, T) -> (B, T, H), zeros at padding."""
+        lengths, places = mask.sum(dim=1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
+        mirror = torch.where(mask, lengths - 1 - places, places).unsqueeze(-1)  # (B, T, 1): each row by its own length
+        for number, (lstm, gate, carry) in enumerate(zip(self.lstms, self.gates, self.carries, strict=True)):
+            backward = number % 2 == 1
+            if backward:
+                x = x.gather(1, mirror.expand_as(x))
+            h, _ = lstm(x)  # padding stands behind the tokens, so it changes nothing before it
+            before = nn.functional.pad(h[:, :-1], (0, 0, 1, 0))
+            share = torch.sigmoid(gate(torch.cat([x, before], dim=-1)))
+            x = share * h + (1 - share) * carry(x)
+            if backward:
+                x = x.gather(1, mirror.expand_as(x))
+            x = self.dropout(x)
+        return x * mask.unsqueeze(-1)
+
+
+class RoleTagger(nn.Module):
+    """x_k and the predicate's mark -> highway LSTM -> a score for each tag -> the best valid sequence."""
+
+    def __init__(self, inputs: Inputs, tags: Sequence[str], *, config: TaskConfig) -> None:
+        super().__init__()
+        self.inputs, self.tags = inputs, list(tags)
+        self.rows = {tag: row for row, tag in enumerate(self.tags)}
+        self.indicator = nn.Embedding(2, INDICATOR_DIM)
+        self.rnn = HighwayLSTM(
+            inputs.input_dim + INDICATOR_DIM, config.hidden_dim, num_layers=config.num_layers, dropout=config.dropout
+        )
+        self.scores = nn.Linear(self.rnn.output_dim + inputs.output_dim, len(self.tags))
+        allowed, allowed_first = bio_rules(self.tags)
+        self.decoder = CRF(len(self.tags), allowed=allowed, allowed_first=allowed_first)
+        for parameter in self.decoder.parameters():  # the rules alone: a step that they allow costs nothing
+            nn.init.zeros_(parameter.requires_grad_(False))
+        self.finder = BiLSTM(inputs.input_dim, FINDER_DIM, dropout=config.dropout)
+        self.is_predicate = nn.Linear(self.finder.output_dim, 1)
+
+    def _find(self, embedded: Embedded) -> Tensor:
+        """(B, T): the log-odds that a token is a predicate."""
+        encoded = self.finder(embedded.x.detach(), embedded.mask)
+        odds: Tensor = self.is_predicate(encoded).squeeze(-1)
+        return odds
+
+    def _emissions(self, embedded: Embedded, predicates: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """The predicates of each sentence -> a score for each tag (N, T, K) and the mask (N, T), a row a predicate."""
+        device = self.inputs.device
+        sentence = torch.tensor([row for row, places in enumerate(predicates) for _ in places], dtype=torch.long)
+        place = torch.tensor([place for places in predicates for place in places], dtype=torch.long)
+        if not len(place):  # torch's LSTM wants at least one row
+            return embedded.x.new_zeros(0, embedded.mask.shape[1], len(self.tags)), embedded.mask[:0]
+        sentence, place = to_device(sentence, device), to_device(place, device)
+        mask = embedded.mask[sentence]
+        marks = nn.functional.one_hot(place, mask.shape[1])  # (N, T)
+        x = torch.cat([embedded.x[sentence], self.indicator(marks)], dim=-1)
+        encoded = torch.cat([self.rnn(x, mask), embedded.output[sentence]], dim=-1)
+        return self.scores(encoded), mask
+
+    def loss(self, examples: Sequence[RoleSentence]) -> Tensor:
+        """The mean cross-entropy of the tags, and beside it that of the predicates."""
+        embedded = self.inputs([example.tokens for example in examples])
+        predicates = [example.predicates or [] for example in examples]
+        emissions, mask = self._emissions(embedded, predicates)
+        targets = torch.full(mask.shape, NO_TAG)
+        for row, tags in zip(targets, (tags for example in examples for tags in example.tags), strict=True):
+            row[: len(tags)] = torch.tensor([self.rows[tag] for tag in tags])
+        targets = to_device(targets, emissions.device)
+        wrong = nn.functional.cross_entropy(
+            emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG, reduction="sum"
+        )
+        is_predicate = torch.zeros(embedded.mask.shape)
+        for row, places in zip(is_predicate, predicates, strict=True):
+            row[places] = 1
+        missed = nn.functional.binary_cross_entropy_with_logits(
+            self._find(embedded), to_device(is_predicate, emissions.device), weight=embedded.mask, reduction="sum"
+        )
+        loss: Tensor = wrong / mask.sum().clamp(min=1) + missed / embedded.mask.sum().clamp(min=1)
+        return loss
+
+    def predict(self, examples: Sequence[RoleSentence]) -> list[RolePrediction]:
+        """The predicates of each sentence and their tags."""
+        embedded = self.inputs([example.tokens for example in examples])
+        marked = ((self._find(embedded) > 0) & embedded.mask).tolist()
+        found = [[place for place, mark in enumerate(row) if mark] for row in marked]
+        predicates = [
+            example.predicates if example.predicates is not None else places
+            for example, places in zip(examples, found, strict=True)
+        ]
+        emissions, mask = self._emissions(embedded, predicates)
+        decoded = iter(self.decoder.decode(emissions, mask))
+        return [
+            RolePrediction(places, [[self.tags[number] for number in next(decoded)] for _ in places], seen)
+            for places, seen in zip(predicates, found, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class SemanticRoles:
+    """Semantic role labelling as a task (`task.Task`)."""
+
+    metric: str = "f1"
+    suffixes: tuple[str, ...] = ("_conll", ".conll")
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, path: str) -> list[RoleSentence]:
+        """The sentences of a CoNLL-2012 file, those without a predicate too."""
+        return [
+            RoleSentence(
+                sentence.tokens,
+                [proposition.predicate for proposition in sentence.propositions],
+                [proposition.tags(len(sentence.tokens)) for proposition in sentence.propositions],
+            )
+            for document in readers.read_conll2012(path)
+            for sentence in document.sentences
+        ]
+
+    def sentences(self, example: RoleSentence) -> list[list[str]]:
+        """The tokens."""
+        return [example.tokens]
+
+    def fit(self, examples: Sequence[RoleSentence]) -> dict[str, Any]:
+        """The tags; each role has both of its own, so that a span can always go on."""
+        roles = {tag[2:] for example in examples for tags in example.tags for tag in tags if tag != "O"}
+        return {"tags": ["O", *(f"{mark}-{role}" for role in sorted(roles) for mark in "BI")]}
+
+    def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> RoleTagger:
+        """The network."""
+        return RoleTagger(inputs, fitted["tags"], config=config)
+
+    def score(self, examples: Sequence[RoleSentence], predictions: Sequence[RolePrediction]) -> dict[str, float]:
+        """Precision, recall and F1 of the arguments, and the F1 of the predicates that were found."""
+        gold = [spans_of(tags) for example in examples for tags in example.tags]
+        predicted = [spans_of(tags) for prediction in predictions for tags in prediction.tags]
+        right = {(row, place) for row, example in enumerate(examples) for place in example.predicates or []}
+        found = {(row, place) for row, prediction in enumerate(predictions) for place in prediction.found}
+        predicates = metrics.f1_of_counts(len(right & found), len(right), len(found))
+        return {**metrics.role_f1(gold, predicted), "predicate_f1": predicates["f1"]}
+
+    def from_text(self, given: Any) -> RoleSentence:
+        """A sentence, see `read_tokens`; a mapping may also name the place of one token as `predicate`."""
+        predicates = None
+        if isinstance(given, Mapping) and "predicate" in given:
+            place = given["predicate"]
+            tokens = read_tokens({key: value for key, value in given.items() if key != "predicate"})
+            if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(tokens):
+                raise ValueError(f"predicate is {place!r}, expected the place of a token, 0 to {len(tokens) - 1}")
+            predicates = [place]
+        else:
+            tokens = read_tokens(given)
+        return RoleSentence(tokens, predicates, [])
+
+    def to_json(self, example: RoleSentence, prediction: RolePrediction) -> dict[str, Any]:
+        """Tokens, and for each predicate its tags and the arguments that they mark, its own words (V) left out."""
+        tokens = example.tokens
+        propositions = []
+        for place, tags in zip(prediction.predicates, prediction.tags, strict=True):
+            arguments = [
+                {"role": role, "start": start, "end": end, "text": " ".join(tokens[start:end])}
+                for role, start, end in spans_of(tags)
+                if role != "V"
+            ]
+            propositions.append({"predicate": place, "word": tokens[place], "arguments": arguments, "tags": tags})
+        return {"tokens": tokens, "propositions": propositions}
+
+
+ROLES = SemanticRoles(defaults={"num_layers": 6, "dropout": 0.2})
