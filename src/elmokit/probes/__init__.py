@@ -1,0 +1,51 @@
+"""What the layers of a model know, each probe a function from a model and parsed data to a frozen dataclass of figures.
+
+vectors.py         words in context -> their vectors, layer by layer
+tags.py            parts of speech, by a linear classifier on each layer
+disambiguation.py  word senses, by the nearest sense of SemCor
+similarity.py      WiC, SCWS, triples of sentences
+senses.py          the triples
+neighbours.py      nearest words by letters, nearest words in context
+suite.py           a folder of data -> all of these, kept as they finish
+report.py          figures -> tables, Markdown, bars
+"""
+
+from elmokit.probes.disambiguation import DisambiguationScores, disambiguate
+from elmokit.probes.neighbours import ContextNeighbour, WordNeighbour, nearest_in_context, neighbours_of_words
+from elmokit.probes.senses import SENSE_TRIPLES, SenseTriple
+from elmokit.probes.similarity import (
+    RatingScores,
+    TripleScores,
+    WordInContextScores,
+    likeness,
+    same_meaning,
+    sense_triples,
+)
+from elmokit.probes.suite import PROBES, ProbeReport, find_probes, read_report, run_probes, text_perplexity
+from elmokit.probes.tags import TaggedSplits, TagScores, probe_tags
+
+__all__ = [
+    "PROBES",
+    "SENSE_TRIPLES",
+    "ContextNeighbour",
+    "DisambiguationScores",
+    "ProbeReport",
+    "RatingScores",
+    "SenseTriple",
+    "TagScores",
+    "TaggedSplits",
+    "TripleScores",
+    "WordInContextScores",
+    "WordNeighbour",
+    "disambiguate",
+    "find_probes",
+    "likeness",
+    "nearest_in_context",
+    "neighbours_of_words",
+    "probe_tags",
+    "read_report",
+    "run_probes",
+    "same_meaning",
+    "sense_triples",
+    "text_perplexity",
+]

@@ -1,0 +1,159 @@
+"""Word senses by nearest neighbour (Peters et al., 2018, table 5): does a word's vector know its sense?
+
+Enters: a model, sentences with known senses (SemCor), sentences whose senses are asked for, and WordNet's sense index.
+Leaves: F1 of each layer on each set, with the two baselines that need no vectors.
+
+A sense is the mean vector of its training instances; a word takes the nearest one by cosine, and a word that training
+never showed takes WordNet's first sense.  A phrase ("took place") is the mean of its words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elmokit.model import ELMo
+from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors, unit
+from elmokit.tasks.readers import SenseIndex, SenseInstance, SenseSentence
+
+ALL = "all"
+QUOTES = {"``": '"', "''": '"'}  # of the Penn Treebank; running text, which models are trained on, has "
+
+Word = tuple[str, str]  # lemma and part of speech
+
+
+@dataclass(frozen=True)
+class DisambiguationScores:
+    """F1 in percent; each mapping goes from the set's name to its figure, `all` is the test sets together."""
+
+    dev: str
+    """The set that chose the best layer; it is not part of `all`."""
+    num_instances: dict[str, int]
+    num_unseen: dict[str, int]
+    """Instances whose word is not in the training sentences: they take the first sense."""
+    first_sense: dict[str, float]
+    most_frequent: dict[str, float]
+    """The sense that is most frequent in training."""
+    layers: dict[str, dict[str, float]]
+    """Layer -> set -> F1."""
+    best_layer: str
+
+
+def disambiguate(
+    model: ELMo,
+    train: Sequence[SenseSentence],
+    tests: Mapping[str, Sequence[SenseSentence]],
+    index: SenseIndex,
+    *,
+    dev: str,
+    progress: Progress | None = None,
+) -> DisambiguationScores:
+    """Give every instance of `tests` a sense by each layer; `dev` names the one of them that chooses the layer."""
+    if dev not in tests or len(tests) < 2:
+        raise ValueError(f"the sets are {', '.join(tests) or 'none'}: expected {dev!r}, which chooses, and one to test")
+    questions = {name: [one for sentence in given for one in sentence.instances] for name, given in tests.items()}
+    questions[ALL] = [one for name in tests if name != dev for one in questions[name]]
+    words = {_word(one) for given in questions.values() for one in given}
+    counts: dict[Word, Counter[str]] = {}
+    for sentence in train:
+        for one in sentence.instances:
+            if _word(one) in words:
+                counts.setdefault(_word(one), Counter()).update(one.senses)
+    asked = [sentence for given in tests.values() for sentence in given]
+    nearest = _nearest_senses(model, train, asked, counts, progress)
+
+    def first_sense(one: SenseInstance) -> str | None:
+        return next(iter(index.get(_word(one), ())), None)
+
+    def most_frequent(one: SenseInstance) -> str | None:
+        found = counts.get(_word(one))
+        return found.most_common(1)[0][0] if found else first_sense(one)
+
+    def score(answer: Callable[[SenseInstance], str | None]) -> dict[str, float]:
+        """F1 of each set; None is a question without an answer."""
+        figures = {}
+        for name, given in questions.items():
+            answers = [answer(one) for one in given]
+            right = sum(said in one.senses for said, one in zip(answers, given, strict=True))
+            answered = len(given) - answers.count(None)
+            figures[name] = 200 * right / max(answered + len(given), 1)
+        return figures
+
+    def by_layer(row: int) -> Callable[[SenseInstance], str | None]:
+        return lambda one: nearest[id(one)][row] if id(one) in nearest else most_frequent(one)
+
+    layers = {name: score(by_layer(row)) for row, name in enumerate(layer_names(model))}
+    return DisambiguationScores(
+        dev=dev,
+        num_instances={name: len(given) for name, given in questions.items()},
+        num_unseen={name: sum(_word(one) not in counts for one in given) for name, given in questions.items()},
+        first_sense=score(first_sense),
+        most_frequent=score(most_frequent),
+        layers=layers,
+        best_layer=max(layers, key=lambda name: layers[name][dev]),
+    )
+
+
+def _nearest_senses(
+    model: ELMo,
+    train: Sequence[SenseSentence],
+    asked: Sequence[SenseSentence],
+    counts: Mapping[Word, Counter[str]],
+    progress: Progress | None,
+) -> dict[int, list[str]]:
+    """The sense of each instance in each layer, by `id(instance)`: an instance's own id may come again in another set.
+
+    A word with one sense in training needs no vector and is left out, as is one that training has not.
+    """
+    rows = {word: {sense: row for row, sense in enumerate(found)} for word, found in counts.items() if len(found) > 1}
+    shape = (model.config.num_layers + 2, 2 * model.config.projection_dim)
+    sums = {word: np.zeros((len(senses), *shape)) for word, senses in rows.items()}  # a sum points where the mean does
+    examples = _read(train, rows)
+    for number, vectors in place_vectors(model, examples.sentences, examples.places, progress=progress):
+        one = examples.instances[number]
+        for sense in one.senses:
+            sums[_word(one)][rows[_word(one)][sense]] += vectors
+    centres = {word: unit(total) for word, total in sums.items()}  # (senses, L+2, 2P)
+    nearest = {}
+    questions = _read(asked, rows)
+    for number, vectors in place_vectors(model, questions.sentences, questions.places):
+        one = questions.instances[number]
+        senses = list(rows[_word(one)])
+        cosines = np.einsum("sld,ld->ls", centres[_word(one)], unit(vectors))
+        nearest[id(one)] = [senses[best] for best in cosines.argmax(axis=1)]
+    return nearest
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Sentences as the model reads them, and where the instances stand."""
+
+    sentences: list[list[str]]
+    places: list[Place]
+    instances: list[SenseInstance]
+
+
+def as_phrases(sentence: SenseSentence) -> list[list[str]]:
+    """The sentence as a model reads it: the words of each token, which may be a phrase."""
+    return [QUOTES.get(token, token).split() for token in sentence.tokens]
+
+
+def _read(sentences: Sequence[SenseSentence], wanted: Mapping[Word, object]) -> _Reading:
+    reading = _Reading([], [], [])
+    for number, sentence in enumerate(sentences):
+        phrases = as_phrases(sentence)
+        ends = np.cumsum([len(phrase) for phrase in phrases])
+        reading.sentences.append([word for phrase in phrases for word in phrase])
+        for one in sentence.instances:
+            if _word(one) in wanted:
+                end = int(ends[one.index])
+                reading.places.append(Place(number, end - len(phrases[one.index]), end))
+                reading.instances.append(one)
+    return reading
+
+
+def _word(one: SenseInstance) -> Word:
+    return one.lemma.lower(), one.pos

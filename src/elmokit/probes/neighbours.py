@@ -1,0 +1,125 @@
+"""Nearest neighbours: of words by their letters, and of a word in context over a corpus (Peters et al., 2018, table 4).
+
+Enters: a model, and words, or sentences with a [word] in brackets and a corpus to look in.  Leaves: the nearest words,
+or the nearest words in context, by cosine; the search is exact.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from elmokit.characters import tokenize
+from elmokit.model import ELMo
+from elmokit.probes.vectors import Array, Progress, sentence_vectors, unit
+
+WORDS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class WordNeighbour:
+    """A word of the vocabulary near another by its letters."""
+
+    word: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class ContextNeighbour:
+    """A token of a corpus near a word in context."""
+
+    tokens: list[str]
+    position: int
+    cosine: float
+
+
+def neighbours_of_words(model: ELMo, words: Sequence[str], *, k: int = 8) -> dict[str, list[WordNeighbour]]:
+    """The k words of the vocabulary nearest to each of `words` in the context-free layer, the word itself left out.
+
+    The words may be misspelled or new: a model that reads characters has a vector for any of them.
+    """
+    if model.vocabulary_is_input:
+        raise ValueError("this model reads words, not characters: a word that it does not know has no vector")
+    if model.vocabulary is None:
+        raise ValueError("this model has no vocabulary.txt: there are no words to look among")
+    if k < 1:
+        raise ValueError(f"k is {k}: ask for at least one neighbour")
+    specials = {model.vocabulary.bos_id, model.vocabulary.eos_id, model.vocabulary.unk_id}
+    known = [word for number, word in enumerate(model.vocabulary.words) if number not in specials]
+    queries = _spell(model, words)
+    cosines = np.concatenate(
+        [
+            queries @ _spell(model, known[begin : begin + WORDS_AT_ONCE]).T
+            for begin in range(0, len(known), WORDS_AT_ONCE)
+        ]
+        or [np.zeros((len(words), 0), np.float32)],
+        axis=1,
+    )  # (words, V)
+    result = {}
+    for word, row in zip(words, cosines, strict=True):
+        nearest = (number for number in np.argsort(-row, kind="stable")[: k + 1] if known[number] != word)
+        result[word] = [WordNeighbour(known[number], float(row[number])) for number in nearest][:k]
+    return result
+
+
+def nearest_in_context(
+    model: ELMo,
+    queries: Sequence[str],
+    corpus: Sequence[Sequence[str]],
+    *,
+    k: int = 5,
+    layer: int | None = None,
+    progress: Progress | None = None,
+) -> list[list[ContextNeighbour]]:
+    """The k tokens of `corpus` nearest to the word in brackets of each query, "He sat on the [bank] .", best first.
+
+    One token a sentence: the same sentence k times would say nothing.  A sentence that is the query itself is left
+    out.  `layer` is the last one unless given.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}: ask for at least one neighbour")
+    top = model.config.num_layers
+    layer = top if layer is None else layer
+    if not 0 <= layer <= top:
+        raise ValueError(f"layer is {layer}: the model has layers 0 to {top}")
+    asked = [marked_word(query) for query in queries]
+    vectors = model.embed([tokens for tokens, _ in asked], layers=layer)
+    wanted = unit(np.stack([found[place] for found, (_, place) in zip(vectors, asked, strict=True)]))  # (Q, 2P)
+    # (cosine, minus the sentence's number, place): the earlier sentence wins where two are equal
+    best: list[list[tuple[float, int, int]]] = [[] for _ in queries]
+    for number, layers in sentence_vectors(model, corpus, progress=progress):
+        if not len(corpus[number]):
+            continue
+        cosines = wanted @ unit(layers[layer]).T  # (Q, T)
+        for heap, (tokens, _), row in zip(best, asked, cosines, strict=True):
+            if list(corpus[number]) == tokens:
+                continue
+            place = int(row.argmax())
+            heapq.heappush(heap, (float(row[place]), -number, place))
+            if len(heap) > k:
+                heapq.heappop(heap)
+    return [
+        [ContextNeighbour(list(corpus[-number]), place, cosine) for cosine, number, place in sorted(heap, reverse=True)]
+        for heap in best
+    ]
+
+
+def marked_word(sentence: str) -> tuple[list[str], int]:
+    """'He sat on the [bank] .' -> its tokens without the brackets, and the place of the word that stood in them."""
+    marked = re.findall(r"\[([^\[\]]*)\]", sentence)
+    if len(marked) != 1 or not marked[0].strip():
+        raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
+    before, after = (tokenize(part) for part in sentence.split(f"[{marked[0]}]"))
+    return [*before, marked[0].strip(), *after], len(before)
+
+
+@torch.no_grad()
+def _spell(model: ELMo, words: Sequence[str]) -> Array:
+    """(words, P): context-free vectors of length one."""
+    vectors = model.bilm.embed_words(model.to_ids([list(words)])[0].to(model.device))
+    return np.asarray(unit(vectors.float().cpu().numpy()), np.float32)

@@ -1,0 +1,251 @@
+"""Figures of probes as tables, as Markdown and as bars.
+
+Enters: reports of `suite.run_probes`, of one model or of several side by side.  Leaves: tables of text, a Markdown
+page, a picture with one small panel for each probe that has a figure a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elmokit.files import replacing
+from elmokit.probes.disambiguation import ALL
+from elmokit.probes.suite import ProbeReport
+from elmokit.probes.tags import MIX
+from elmokit.probes.vectors import MEAN
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text to print."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """One figure a layer, of one probe on its test data."""
+
+    title: str
+    layers: dict[str, float]
+    best_layer: str | None
+    """Chosen on other data than that of the figures; None where there is none to choose by."""
+    baselines: dict[str, float]
+
+
+def layer_figures(report: ProbeReport) -> list[LayerFigures]:
+    """What the report has of each layer, in percent (correlations times 100)."""
+    found = {name: probe["result"] for name, probe in report.probes.items()}
+    figures = []
+    for column in ("upos", "xpos"):
+        if scores := found.get("pos", {}).get(column):
+            baselines = {"most frequent tag": scores["most_frequent_tag"]}
+            figures.append(LayerFigures(f"{column.upper()} accuracy", scores["test"], scores["best_layer"], baselines))
+    if scores := found.get("wsd"):
+        layers = {layer: sets[ALL] for layer, sets in scores["layers"].items()}
+        baselines = {"first sense": scores["first_sense"][ALL], "most frequent sense": scores["most_frequent"][ALL]}
+        figures.append(LayerFigures("WSD F1", layers, scores["best_layer"], baselines))
+    if scores := found.get("wic"):
+        figures.append(LayerFigures("WiC accuracy", scores["test"], scores["best_layer"], {"chance": 50.0}))
+    if scores := found.get("scws"):
+        figures.append(LayerFigures("SCWS Spearman x 100", scores["layers"], None, {}))
+    if scores := found.get("senses"):
+        figures.append(LayerFigures("sense triples won, %", scores["layers"], None, {"chance": 100 / 3}))
+    return figures
+
+
+def tables(report: ProbeReport) -> list[Table]:
+    """One table for each probe, and first the summary of what layers know."""
+    names = [*report.layers, MIX]
+    figures = layer_figures(report)
+    summary = [
+        [
+            one.title,
+            *(_figure(one.layers.get(name)) for name in names),
+            one.best_layer or "",
+            ", ".join(f"{name} {value:.1f}" for name, value in one.baselines.items()),
+        ]
+        for one in figures
+    ]
+    results = [Table("What the layers know", ["probe", *_heads(names), "chosen", "without vectors"], summary)]
+    makers = {
+        "perplexity": _perplexity_table,
+        "pos": _tag_table,
+        "wsd": _disambiguation_table,
+        "wic": _threshold_table,
+        "senses": _triple_table,
+        "words": _word_table,
+        "contexts": _context_table,
+    }
+    results += [make(report.probes[name]["result"]) for name, make in makers.items() if name in report.probes]
+    return [one for one in results if one.rows]
+
+
+def comparison(reports: Sequence[ProbeReport]) -> Table:
+    """A row for each figure, a column for each model; a probe's layer is the chosen one, or else each stands alone."""
+    columns = [_headlines(report) for report in reports]
+    rows = list(dict.fromkeys(row for column in columns for row in column))
+    return Table(
+        "Side by side",
+        ["figure", *(report.model for report in reports)],
+        [[row, *(column.get(row, "") for column in columns)] for row in rows],
+    )
+
+
+def markdown(report: ProbeReport) -> str:
+    """The report as a page."""
+    machine = ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    times = ", ".join(f"{name} {probe['seconds']:.0f} s" for name, probe in report.probes.items())
+    dates = sorted({probe["date"] for probe in report.probes.values()})
+    parts = [f"# Probes of {report.model}", f"Weights {report.weights[:16]}; {machine}; {' to '.join(dates)}; {times}."]
+    for table in tables(report):
+        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        parts += [f"## {table.title}", "\n".join(f"| {' | '.join(line)} |" for line in cells)]
+    return "\n\n".join(parts) + "\n"
+
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#555555"  # of Okabe and Ito: told apart by all eyes
+
+
+def plot(report: ProbeReport, path: Path) -> None:
+    """Bars of each layer, the mean and the mix, one panel for each probe; a star marks the layer that was chosen."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise ValueError('a plot needs matplotlib: pip install "elmokit[plot]"') from None
+    figures = layer_figures(report)
+    if not figures:
+        raise ValueError("there is no probe with a figure for each layer: run pos, wsd, wic, scws or senses")
+    width = min(3, len(figures))
+    height = -(-len(figures) // width)
+    figure, axes = pyplot.subplots(height, width, figsize=(3.6 * width, 2.9 * height + 0.5), squeeze=False)
+    for axis in axes.flat[len(figures) :]:
+        axis.set_visible(False)
+    for axis, one in zip(axes.flat, figures, strict=False):
+        names, values = list(one.layers), list(one.layers.values())
+        colors = [{MEAN: ORANGE, MIX: GREEN}.get(name, BLUE) for name in names]
+        bars = axis.bar(range(len(names)), values, color=colors, width=0.7)
+        labels = [f"{value:.1f}{' *' if name == one.best_layer else ''}" for name, value in one.layers.items()]
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a baseline may run behind the figure
+        axis.bar_label(bars, labels, padding=2, fontsize=8, bbox=box)
+        styles = iter(("--", ":"))
+        for name, value in one.baselines.items():
+            axis.axhline(value, color=GREY, linestyle=next(styles), linewidth=1, label=f"{name} {value:.1f}")
+        low, high = min(*values, *one.baselines.values()), max(*values, *one.baselines.values())
+        room = max(high - low, 5.0)
+        bottom = max(0.0, 5 * ((low - room) // 5)) if low >= 0 else 1.2 * low
+        axis.set_ylim(bottom, high + 0.5 * room)
+        axis.set_xticks(
+            range(len(names)), [f"layer {name}" if name.isdecimal() else name for name in names], fontsize=8
+        )
+        axis.tick_params(axis="y", labelsize=8)
+        axis.set_title(f"{one.title} (axis from {bottom:.0f})" if bottom else one.title, fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        if one.baselines:
+            axis.legend(fontsize=7, loc="upper left", frameon=False, ncols=2)
+    figure.suptitle(f"What the layers of {report.model} know (* chosen on other data)", fontsize=10)
+    figure.tight_layout()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix("."))
+    pyplot.close(figure)
+
+
+# ---- one table for each probe ----------------------------------------------------------------------------------------
+
+
+def _headlines(report: ProbeReport) -> dict[str, str]:
+    """What a comparison shows of one model."""
+    found = {}
+    for name, scores in report.probes.get("perplexity", {}).get("result", {}).items():
+        found[f"perplexity {name}"] = f"{scores['both']:.2f}"
+    for one in layer_figures(report):
+        if one.best_layer is not None:
+            found[f"{one.title}, chosen layer"] = f"{one.layers[one.best_layer]:.2f} ({one.best_layer})"
+        for layer, value in one.layers.items():
+            found[f"{one.title}, {layer}"] = f"{value:.2f}"
+    return found
+
+
+def _heads(names: Sequence[str]) -> list[str]:
+    return [f"layer {name}" if name.isdecimal() else name for name in names]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _perplexity_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, *(f"{one[key]:.2f}" for key in ("both", "forward", "backward")), f"{one['num_tokens']:,}"]
+        for name, one in result.items()
+    ]
+    return Table("Perplexity, full softmax", ["text", "both", "forward", "backward", "predictions"], rows)
+
+
+def _tag_table(result: Mapping[str, Any]) -> Table:
+    rows = []
+    for column, scores in result.items():
+        for part in ("dev", "test"):
+            rows.append([f"{column.upper()} {part}", *(f"{value:.2f}" for value in scores[part].values())])
+        rows.append([f"{column.upper()} epochs", *map(str, scores["epochs"].values())])
+        shares = " ".join(f"{share:.2f}" for share in scores["mix_weights"])
+        rows.append([f"{column.upper()} mix of layers", *[""] * (len(scores["dev"]) - 1), shares])
+    names = list(next(iter(result.values()))["dev"])
+    return Table("Parts of speech, linear classifier, accuracy", ["", *_heads(names)], rows)
+
+
+def _disambiguation_table(result: Mapping[str, Any]) -> Table:
+    sets = list(result["num_instances"])
+    rows = [
+        ["instances", *(f"{result['num_instances'][name]:,}" for name in sets)],
+        ["  not in training", *(f"{result['num_unseen'][name]:,}" for name in sets)],
+        ["first sense", *(_figure(result["first_sense"][name]) for name in sets)],
+        ["most frequent sense", *(_figure(result["most_frequent"][name]) for name in sets)],
+    ]
+    heads = zip(_heads(list(result["layers"])), result["layers"].items(), strict=True)
+    for head, (layer, scores) in heads:
+        chosen = " (chosen)" if layer == result["best_layer"] else ""
+        rows.append([head + chosen, *(_figure(scores[name]) for name in sets)])
+    columns = [f"{name} (chooses)" if name == result["dev"] else name for name in sets]
+    return Table("Word senses, nearest neighbour, F1", ["", *columns], rows)
+
+
+def _threshold_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        [part, *(f"{value:.{digits}f}" for value in result[key].values())]
+        for part, key, digits in (("train", "train", 1), ("dev", "test", 1), ("threshold", "thresholds", 3))
+    ]
+    return Table("Word in context, accuracy", ["", *_heads(list(result["test"]))], rows)
+
+
+def _triple_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        [head, _figure(value), " ".join(result["lost"][layer])]
+        for head, (layer, value) in zip(_heads(list(result["layers"])), result["layers"].items(), strict=True)
+    ]
+    return Table(f"Sense triples: {result['num_triples']} words", ["", "won, %", "lost"], rows)
+
+
+def _word_table(result: Mapping[str, Any]) -> Table:
+    rows = [[word, ", ".join(f"{one['word']} {one['cosine']:.2f}" for one in found)] for word, found in result.items()]
+    return Table("Words by their letters alone", ["word", "nearest of the vocabulary"], rows)
+
+
+def _context_table(result: Mapping[str, Any]) -> Table:
+    rows = []
+    for query, found in result.items():
+        for place, one in enumerate(found):
+            tokens, position = one["tokens"], one["position"]
+            begin = max(0, position - 8)
+            near = [*tokens[begin:position], f"[{tokens[position]}]", *tokens[position + 1 : position + 8]]
+            rows.append([query if place == 0 else "", f"{one['cosine']:.2f}", " ".join(near)])
+    return Table("Nearest words in context", ["query", "cosine", "found"], rows)

@@ -1,0 +1,127 @@
+"""Likeness of words in context: the same meaning or another (WiC), how alike (SCWS), and triples of sentences.
+
+Enters: a model, and pairs or triples of words in context.  Leaves: accuracy, rank correlation, and the share of triples
+in which the two uses of one sense are nearer to each other than either is to the third; all by the cosine, per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.characters import tokenize
+from elmokit.model import ELMo
+from elmokit.probes.senses import SenseTriple
+from elmokit.probes.vectors import Floats, Place, Progress, gather, layer_names, unit
+from elmokit.tasks.readers import WordPair
+
+
+@dataclass(frozen=True)
+class WordInContextScores:
+    """Accuracy in percent by a threshold on the cosine that train chose."""
+
+    num_pairs: int
+    thresholds: dict[str, float]
+    train: dict[str, float]
+    test: dict[str, float]
+    best_layer: str
+    """By train."""
+
+
+@dataclass(frozen=True)
+class RatingScores:
+    """Spearman's correlation, times 100, of the cosine with the mean rating."""
+
+    num_pairs: int
+    layers: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TripleScores:
+    """Percent of triples in which both comparisons are won."""
+
+    num_triples: int
+    layers: dict[str, float]
+    lost: dict[str, list[str]]
+    """The words of the other triples."""
+
+
+def same_meaning(
+    model: ELMo, train: Sequence[WordPair], test: Sequence[WordPair], *, progress: Progress | None = None
+) -> WordInContextScores:
+    """Say of each pair whether the word means the same (score 1) or not (score 0)."""
+    if not train or not test:
+        raise ValueError(f"there are {len(train)} pairs to choose by and {len(test)} to test: each needs at least one")
+    cosines = _pair_cosines(model, [*train, *test], progress)  # (n, L+2)
+    truths = np.array([pair.score > 0.5 for pair in (*train, *test)])
+    known, asked = slice(len(train)), slice(len(train), None)
+    thresholds, on_train, on_test = {}, {}, {}
+    for name, column in zip(layer_names(model), cosines.T, strict=True):
+        thresholds[name] = threshold = best_threshold(column[known], truths[known])
+        right = (column >= threshold) == truths
+        on_train[name], on_test[name] = 100 * float(right[known].mean()), 100 * float(right[asked].mean())
+    return WordInContextScores(len(test), thresholds, on_train, on_test, max(on_train, key=lambda name: on_train[name]))
+
+
+def best_threshold(values: Floats, truths: npt.NDArray[np.bool_]) -> float:
+    """The lowest threshold, half way between two values, for which `values >= threshold` is right most often."""
+    order = np.argsort(values, kind="stable")
+    values, truths = np.asarray(values, np.float64)[order], truths[order]
+    # a cut before place c says False to c values and True to the rest
+    right = np.concatenate([[0], np.cumsum(~truths)]) + np.concatenate([np.cumsum(truths[::-1])[::-1], [0]])
+    between = (np.concatenate([[values[0] - 2], values]) + np.concatenate([values, [values[-1] + 2]])) / 2
+    apart = np.concatenate([[True], values[1:] > values[:-1], [True]])  # no cut parts equal values
+    return float(between[np.where(apart, right, -1).argmax()])
+
+
+def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | None = None) -> RatingScores:
+    """Compare the cosines of word pairs in context with people's ratings; a context is read whole, as one sequence."""
+    try:
+        from scipy.stats import spearmanr
+    except ImportError:
+        raise ImportError('rank correlation needs scipy: pip install "elmokit[tasks]"') from None
+    if len(pairs) < 2:
+        raise ValueError(f"there are {len(pairs)} pairs: a correlation needs at least two")
+    cosines = _pair_cosines(model, pairs, progress)
+    ratings = [pair.score for pair in pairs]
+    correlations = [100 * float(spearmanr(column, ratings).statistic) for column in cosines.T]
+    return RatingScores(len(pairs), dict(zip(layer_names(model), correlations, strict=True)))
+
+
+def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
+    """Count the triples whose first two uses are nearer to each other than to the third."""
+    if not triples:
+        raise ValueError("there are no triples: give at least one")
+    sentences: list[list[str]] = []
+    places: list[Place] = []
+    for triple in triples:
+        for text in (triple.first, triple.second, triple.other):
+            tokens = tokenize(text)
+            if triple.word not in tokens:
+                raise ValueError(f"the word {triple.word!r} is not in {text!r}")
+            places.append(Place(len(sentences), tokens.index(triple.word), tokens.index(triple.word) + 1))
+            sentences.append(tokens)
+    vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, model.config.num_layers + 2, -1)
+    first, second, other = vectors.swapaxes(0, 1)  # (n, L+2, 2P) each
+    together = (first * second).sum(axis=-1)
+    won = (together > (first * other).sum(axis=-1)) & (together > (second * other).sum(axis=-1))  # (n, L+2)
+    names = layer_names(model)
+    return TripleScores(
+        num_triples=len(triples),
+        layers={name: 100 * float(column.mean()) for name, column in zip(names, won.T, strict=True)},
+        lost={
+            name: [triple.word for triple, win in zip(triples, column, strict=True) if not win]
+            for name, column in zip(names, won.T, strict=True)
+        },
+    )
+
+
+def _pair_cosines(model: ELMo, pairs: Sequence[WordPair], progress: Progress | None) -> Floats:
+    """(n, L+2): the cosine of each pair in each layer and in their mean."""
+    words = [word for pair in pairs for word in (pair.first, pair.second)]
+    places = [Place(number, word.index, word.index + 1) for number, word in enumerate(words)]
+    vectors = unit(gather(model, [word.tokens for word in words], places, progress=progress))
+    return np.asarray((vectors[0::2] * vectors[1::2]).sum(axis=-1))

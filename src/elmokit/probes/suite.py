@@ -1,0 +1,226 @@
+"""All probes over a folder of data: which of them it holds, each one's figures, and what is kept of a stopped run.
+
+Enters: a model, a folder laid out as below, text files.  Leaves: a `ProbeReport`, plain enough to be JSON, whose
+finished probes are kept in a file and not run again while the weights and the data are the same.
+
+    pos/*-ud-{train,dev,test}.conllu
+    wsd/NAME/NAME.data.xml and .gold.key.txt (semcor, semeval2007, senseval2, senseval3, semeval2013)
+    wsd/wordnet/index.sense
+    similarity/wic/NAME/NAME.data.txt and .gold.txt (train, dev)
+    similarity/scws/ratings.txt
+
+Each file may be gzipped, its name then ending in .gz.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmokit.corpus import prepare
+from elmokit.evaluate import Perplexity, heldout_perplexity
+from elmokit.files import replacing
+from elmokit.model import ELMo
+from elmokit.probes.disambiguation import as_phrases, disambiguate
+from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
+from elmokit.probes.senses import SENSE_TRIPLES
+from elmokit.probes.similarity import likeness, same_meaning, sense_triples
+from elmokit.probes.tags import TaggedSplits, probe_tags
+from elmokit.probes.vectors import Progress, layer_names
+from elmokit.tasks.readers import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
+
+PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
+DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
+# Misspelled, inflected by analogy, or made up; chosen before any model was asked.
+NEW_WORDS = ("goverment", "definately", "Frnace", "beautifull", "untouristy", "googling", "Smithville", "re-electable")
+QUERIES = (
+    "The shortstop made a brilliant [play] at second base .",
+    "She had a small part in a [play] on Broadway .",
+    "He keeps all his money in the [bank] on Main Street .",
+    "They sat on the [bank] of the river and watched the boats .",
+)
+
+
+@dataclass
+class ProbeReport:
+    """The figures of one model, probe by probe."""
+
+    model: str
+    weights: str
+    """SHA-256 of the weights."""
+    layers: list[str]
+    machine: dict[str, str]
+    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Probe -> {"data": SHA-256 of its files, "seconds": …, "date": …, "result": its dataclass as a mapping}."""
+
+
+def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, list[Path]]:
+    """The probes that can run, each with the files that it reads; "senses" and "words" need none."""
+    if data is not None and not data.is_dir():
+        raise ValueError(f"{data}: there is no such folder")
+    for path in heldout:
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such file")
+
+    def find(*patterns: str) -> list[Path]:
+        """One file for each pattern, or nothing."""
+        found = [sorted([*data.glob(one), *data.glob(f"{one}.gz")])[:1] for one in patterns] if data is not None else []
+        return [path for one in found for path in one] if all(found) else []
+
+    semcor = find("wsd/semcor/semcor.data.xml")
+    sets = find("wsd/wordnet/index.sense", *(f"wsd/{name}/{name}.data.xml" for name in ("semcor", DEV, *TESTS)))
+    keys = find(*(f"wsd/{name}/{name}.gold.key.txt" for name in ("semcor", DEV, *TESTS)))
+    files = {
+        "wic": find(
+            *(f"similarity/wic/{part}/{part}.{kind}.txt" for kind in ("data", "gold") for part in ("train", "dev"))
+        ),
+        "scws": find("similarity/scws/ratings.txt"),
+        "pos": find(*(f"pos/*-ud-{part}.conllu" for part in ("train", "dev", "test"))),
+        "wsd": [*sets, *keys] if sets and keys else [],
+        "perplexity": list(heldout),
+        "contexts": semcor,
+    }
+    return {name: files.get(name, []) for name in PROBES if name in ("senses", "words") or files[name]}
+
+
+def run_probes(
+    model: ELMo,
+    name: str,
+    files: Mapping[str, list[Path]],
+    *,
+    keep: Path | None = None,
+    progress: Progress | None = None,
+    on_probe: Callable[[str, str], None] | None = None,
+) -> ProbeReport:
+    """Run the probes of `files` (see `find_probes`) on `model`, which is called `name` in the report.
+
+    With `keep`, a JSON file, finished probes are written as they come, and those that it holds of the same weights and
+    data are taken from it; others of the same weights stay in it.  `on_probe` hears of each probe that it runs, is
+    done, was kept, or why it is left out.
+    """
+    report = ProbeReport(
+        model=name,
+        weights=_digest_weights(model),
+        layers=layer_names(model),
+        machine={"device": str(model.device), "threads": str(torch.get_num_threads()), "torch": torch.__version__},
+    )
+    say = on_probe or (lambda probe, state: None)
+    if keep is not None and keep.is_file():
+        kept = read_report(keep)
+        if kept.weights == report.weights:
+            report.probes.update(kept.probes)
+    for probe, paths in files.items():
+        if (reason := _reason_against(model, probe)) is not None:
+            say(probe, reason)
+            continue
+        data = _digest_files(paths, probe)
+        if report.probes.get(probe, {}).get("data") == data:
+            say(probe, "kept")
+            continue
+        say(probe, "runs")
+        begin = time.monotonic()
+        result = run_probe(model, probe, paths, progress=progress)
+        seconds = round(time.monotonic() - begin, 1)
+        report.probes[probe] = {
+            "data": data,
+            "seconds": seconds,
+            "date": datetime.now(UTC).date().isoformat(),
+            "result": result,
+        }
+        if keep is not None:
+            with replacing(keep) as temporary:
+                temporary.write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        say(probe, "done")
+    return report
+
+
+def read_report(path: str | Path) -> ProbeReport:
+    """A report that `run_probes` kept."""
+    try:
+        return ProbeReport(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is no report of probes ({error}): name another file, or remove it") from None
+
+
+def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progress | None = None) -> dict[str, Any]:
+    """The figures of one probe, as a mapping; `paths` are those that `find_probes` gave for it."""
+    match probe:
+        case "senses":
+            return asdict(sense_triples(model, SENSE_TRIPLES))
+        case "words":
+            found = neighbours_of_words(model, NEW_WORDS)
+            return {word: [asdict(one) for one in nearest] for word, nearest in found.items()}
+        case "wic":
+            train, test = (read_wic(path, gold) for path, gold in zip(paths[:2], paths[2:], strict=True))
+            return asdict(same_meaning(model, train, test, progress=progress))
+        case "scws":
+            return asdict(likeness(model, read_scws(paths[0]), progress=progress))
+        case "pos":
+            sets = {
+                column: TaggedSplits(*(read_conllu(path, column=column) for path in paths))
+                for column in ("upos", "xpos")
+            }
+            return {column: asdict(scores) for column, scores in probe_tags(model, sets, progress=progress).items()}
+        case "wsd":
+            index, semcor, *tests = paths[: len(TESTS) + 3]
+            sets_by_name = {name: read_wsd(path) for name, path in zip((DEV, *TESTS), tests, strict=True)}
+            scores = disambiguate(
+                model, read_wsd(semcor), sets_by_name, read_sense_index(index), dev=DEV, progress=progress
+            )
+            return asdict(scores)
+        case "perplexity":
+            return {path.name: asdict(text_perplexity(model, path, progress=progress)) for path in paths}
+        case "contexts":
+            corpus = [[word for phrase in as_phrases(one) for word in phrase] for one in read_wsd(paths[0])]
+            nearest = nearest_in_context(model, QUERIES, corpus, progress=progress)
+            return {query: [asdict(one) for one in found] for query, found in zip(QUERIES, nearest, strict=True)}
+    raise ValueError(f"there is no probe {probe!r}: they are {', '.join(PROBES)}")
+
+
+def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None) -> Perplexity:
+    """Perplexity of a text file (one sentence a line) by the full softmax, the state carried, boundaries counted."""
+    output_layer, vocabulary = model.output_layer, model.vocabulary
+    if output_layer is None or vocabulary is None:
+        raise ValueError("this model has no softmax, so it is no language model: load a folder that has one")
+    with tempfile.TemporaryDirectory(prefix="elmokit-") as folder:
+        corpus = prepare(
+            str(path), folder, vocabulary=vocabulary, max_characters=model.config.max_characters, progress=progress
+        )
+        return heldout_perplexity(model.bilm, output_layer, corpus)
+
+
+def _reason_against(model: ELMo, probe: str) -> str | None:
+    if probe == "perplexity" and (model.output_layer is None or model.vocabulary is None):
+        return "left out: the model has no softmax"
+    if probe == "words" and (model.vocabulary is None or model.vocabulary_is_input):
+        return "left out: it needs a model that reads characters and has a vocabulary"
+    return None
+
+
+def _digest_weights(model: ELMo) -> str:
+    digest = hashlib.sha256()
+    for module in (model.bilm, model.output_layer):
+        for name, tensor in sorted(module.state_dict().items()) if module is not None else ():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).data)
+    return digest.hexdigest()
+
+
+def _digest_files(paths: Sequence[Path], probe: str) -> str:
+    """Changes when the data does, which for three probes lies here."""
+    own = {"senses": SENSE_TRIPLES, "words": NEW_WORDS, "contexts": QUERIES}
+    digest = hashlib.sha256(repr(own.get(probe)).encode())
+    for path in paths:
+        with open(path, "rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

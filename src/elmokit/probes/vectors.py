@@ -1,0 +1,90 @@
+"""Vectors of words in context, as all probes read them.
+
+Enters: a model, tokenized sentences, and the places of words in them.  Leaves: each word's vector in every layer, one
+sentence or one word at a time, so that a corpus needs no more memory than a window of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.model import ELMo
+
+Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating]
+Progress = Callable[[int, int | None], None]
+"""Called with the tokens that are done and those there are."""
+
+MEAN = "mean"
+TOKENS_AT_ONCE = 16384  # embedded together: their vectors in all layers are in memory at a time
+
+
+class Place(NamedTuple):
+    """A word, or a phrase, of a list of sentences: `sentences[sentence][start:end]`."""
+
+    sentence: int
+    start: int
+    end: int
+
+
+def layer_names(model: ELMo) -> list[str]:
+    """The rows that probes report: each layer, the context-free one first, and the mean of them all."""
+    return [*map(str, range(model.config.num_layers + 1)), MEAN]
+
+
+def sentence_vectors(
+    model: ELMo, sentences: Sequence[Sequence[str]], *, progress: Progress | None = None
+) -> Iterator[tuple[int, Array]]:
+    """(number, (L+1, T, 2P)) of each sentence, in order of length."""
+    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+    total = sum(map(len, sentences))
+    done, begin = 0, 0
+    while begin < len(order):
+        end, tokens = begin, 0
+        while end < len(order) and (end == begin or tokens + len(sentences[order[end]]) <= TOKENS_AT_ONCE):
+            tokens += len(sentences[order[end]])
+            end += 1
+        window = order[begin:end]
+        vectors = model.embed([list(sentences[number]) for number in window], layers="all")
+        yield from zip(window, vectors, strict=True)
+        done, begin = done + tokens, end
+        if progress is not None:
+            progress(done, total)
+
+
+def place_vectors(
+    model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
+) -> Iterator[tuple[int, Array]]:
+    """(number, (L+2, 2P)) of each place: its layers, then their mean; a phrase is the mean of its words.
+
+    Sentences without a place are not read at all.
+    """
+    wanted: dict[int, list[int]] = {}
+    for number, place in enumerate(places):
+        if not 0 <= place.start < place.end <= len(sentences[place.sentence]):
+            raise ValueError(f"there are no tokens {place.start} to {place.end} in {sentences[place.sentence]}")
+        wanted.setdefault(place.sentence, []).append(number)
+    used = list(wanted)
+    for index, vectors in sentence_vectors(model, [sentences[number] for number in used], progress=progress):
+        for number in wanted[used[index]]:
+            word = vectors[:, places[number].start : places[number].end].mean(axis=1)  # (L+1, 2P)
+            yield number, np.concatenate([word, word.mean(axis=0, keepdims=True)])
+
+
+def gather(
+    model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
+) -> Array:
+    """(places, L+2, 2P): the vectors of all places in their order."""
+    result = np.zeros((len(places), model.config.num_layers + 2, 2 * model.config.projection_dim), np.float32)
+    for number, vectors in place_vectors(model, sentences, places, progress=progress):
+        result[number] = vectors
+    return result
+
+
+def unit(vectors: Floats) -> Floats:
+    """The vectors at length one, so that products are cosines; a vector of zeros stays one."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))
