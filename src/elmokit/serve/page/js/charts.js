@@ -1,0 +1,250 @@
+// The charts of the page, drawn by Chart.js.
+// Enters: a canvas and numbers.  Leaves: a drawing that follows the page's colours, and is changed rather than remade.
+
+const { Chart } = globalThis;
+
+const live = new Set();
+
+export function redraw() {
+  Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+  for (const chart of live) chart.update("none");
+}
+
+export function css(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// ---- colours of numbers ----------------------------------------------------------------------------------------------
+
+// share 0 to 1 -> a colour of the ramp "cool" or "warm"; the stops lie in the style sheet, for light and dark
+export function rampColour(ramp, share) {
+  const stops = css(`--${ramp}`).split(/\s+/).map(channels);
+  const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const low = Math.min(Math.floor(place), stops.length - 2);
+  return stops[low].map((channel, i) => Math.round(channel + (place - low) * (stops[low + 1][i] - channel)));
+}
+
+export function rgb(colour) {
+  return `rgb(${colour.join(" ")})`;
+}
+
+// black or white, whichever is easier to read on the colour
+export function inkOn(colour) {
+  const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#000" : "#fff";
+}
+
+function channels(hex) {
+  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+}
+
+export function drawRamp(canvas) {
+  const context = canvas.getContext("2d");
+  for (let x = 0; x < canvas.width; x++) {
+    context.fillStyle = rgb(rampColour("cool", x / (canvas.width - 1)));
+    context.fillRect(x, 0, 1, canvas.height);
+  }
+}
+
+// ---- charts ----------------------------------------------------------------------------------------------------------
+
+function makeOrUpdate(canvas, label, { type, data, options, plugins }) {
+  canvas.setAttribute("aria-label", label);
+  let chart = Chart.getChart(canvas);
+  if (chart) {
+    chart.data = data;
+    chart.options = options;
+    chart.update("none");
+    return chart;
+  }
+  chart = new Chart(canvas, { type, data, options, plugins });
+  live.add(chart);
+  return chart;
+}
+
+const soft = () => css("--ink-soft");
+const line = () => css("--line");
+
+const tooltip = {
+  displayColors: false,
+  backgroundColor: () => css("--ink"),
+  titleColor: () => css("--paper"),
+  bodyColor: () => css("--paper"),
+};
+
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+// Words written over a matrix or beside points; later ones give way where they would overlap.
+const texts = {
+  id: "texts",
+  afterDatasetsDraw(chart) {
+    const { ctx } = chart;
+    const taken = [];
+    ctx.save();
+    for (const [number, dataset] of chart.data.datasets.entries()) {
+      if (!dataset.texts) continue;
+      for (const [place, element] of chart.getDatasetMeta(number).data.entries()) {
+        dataset.texts(ctx, element, place, taken);
+      }
+    }
+    ctx.restore();
+  },
+};
+
+// rows (n, n) of numbers from low to high
+export function heatMap(canvas, { rows, names, low, high, digits, label, describe }) {
+  const n = rows.length;
+  const cells = rows.flatMap((row, y) => row.map((value, x) => ({ x, y, value })));
+  const colour = (value) => rampColour("cool", high > low ? (value - low) / (high - low) : 1);
+  const size = (chart) => Math.max(1, (chart.chartArea ? chart.chartArea.width : 0) / n - 2);
+  const axis = {
+    type: "linear",
+    min: -0.5,
+    max: n - 0.5,
+    offset: false,
+    grid: { display: false },
+    border: { display: false },
+    afterBuildTicks: (scale) => {
+      scale.ticks = names.map((_, value) => ({ value }));
+    },
+    ticks: { color: soft, padding: 4, autoSkip: true, maxRotation: 0, callback: (value) => names[value] },
+  };
+  makeOrUpdate(canvas, label, {
+    type: "matrix",
+    plugins: [texts],
+    data: {
+      datasets: [
+        {
+          data: cells,
+          backgroundColor: ({ raw }) => (raw ? rgb(colour(raw.value)) : "transparent"),
+          borderRadius: 2,
+          width: ({ chart }) => size(chart),
+          height: ({ chart }) => size(chart),
+          hoverBorderColor: () => css("--accent"),
+          hoverBorderWidth: 2,
+          texts(ctx, element, place) {
+            const { value } = cells[place];
+            const written = value.toFixed(digits);
+            const pixels = Math.min(13, Math.floor(element.width / (0.62 * written.length)));
+            if (pixels < 8) return;
+            ctx.font = `${pixels}px ${Chart.defaults.font.family}`;
+            ctx.textAlign = "center";
+            ctx.textBaseline = "middle";
+            ctx.fillStyle = inkOn(colour(value));
+            const { x, y } = element.getCenterPoint();
+            ctx.fillText(written, x, y);
+          },
+        },
+      ],
+    },
+    options: {
+      aspectRatio: 1,
+      animation: false,
+      scales: { x: { ...axis, position: "top" }, y: { ...axis, reverse: true } },
+      plugins: {
+        legend: { display: false },
+        tooltip: {
+          ...tooltip,
+          callbacks: {
+            title: () => "",
+            label: ({ raw }) => [raw.value.toFixed(digits + 1), ...describe(raw.y, raw.x)],
+          },
+        },
+      },
+    },
+  });
+}
+
+// points: { x, y, name, where, picked }
+export function scatter(canvas, { points, withNames, label }) {
+  const groups = [points.filter((point) => point.picked), points.filter((point) => !point.picked)];
+  const beside = (group, bold) => (ctx, element, place, taken) => {
+    const { name } = group[place];
+    ctx.font = `${bold ? "600 13" : "12"}px ${Chart.defaults.font.family}`;
+    const box = { left: element.x + 6, top: element.y - 8, right: element.x + 10 + ctx.measureText(name).width, bottom: element.y + 8 };
+    const area = element.$context?.chart?.chartArea ?? { right: ctx.canvas.clientWidth };
+    if (box.right > area.right) {
+      const width = box.right - box.left;
+      box.right = element.x - 6;
+      box.left = box.right - width;
+    }
+    const overlaps = (other) => box.left < other.right && box.right > other.left && box.top < other.bottom && box.bottom > other.top;
+    if (!bold && taken.some(overlaps)) return;
+    taken.push(box);
+    ctx.textAlign = "left";
+    ctx.textBaseline = "middle";
+    ctx.fillStyle = bold ? css("--accent-ink") : soft();
+    ctx.fillText(name, box.left + 2, element.y);
+  };
+  const axis = (title) => ({
+    grid: { color: line },
+    border: { display: false },
+    ticks: { color: soft, maxTicksLimit: 7 },
+    title: { display: true, text: title, color: soft },
+    grace: "6%",
+  });
+  makeOrUpdate(canvas, label, {
+    type: "scatter",
+    plugins: [texts],
+    data: {
+      datasets: groups.map((group, number) => ({
+        data: group,
+        backgroundColor: () => css(number ? "--dot" : "--accent"),
+        borderColor: () => css("--paper"),
+        borderWidth: 1,
+        pointRadius: number ? 4 : 7,
+        pointHoverRadius: number ? 6 : 9,
+        order: number,
+        texts: withNames || number === 0 ? beside(group, number === 0) : undefined,
+      })),
+    },
+    options: {
+      maintainAspectRatio: false,
+      animation: still() ? false : { duration: 150 },
+      scales: { x: axis("first component"), y: axis("second component") },
+      interaction: { mode: "nearest", intersect: true },
+      plugins: {
+        legend: { display: false },
+        tooltip: { ...tooltip, callbacks: { title: ([item]) => item.raw.name, label: ({ raw }) => raw.where } },
+      },
+    },
+  });
+}
+
+// Bars up for the first list, down for the second.
+export function twoWayBars(canvas, { names, up, down, upName, downName, chosen, unit, label, onChoose }) {
+  const faded = (colour) => ({ dataIndex }) => css(chosen === null || dataIndex === chosen ? colour : `${colour}-soft`);
+  const bars = (values, name, colour) => ({ label: name, data: values, backgroundColor: faded(colour), borderRadius: 2, categoryPercentage: 0.9, barPercentage: 0.9 });
+  makeOrUpdate(canvas, label, {
+    type: "bar",
+    data: { labels: names, datasets: [bars(up, upName, "--forward"), bars(down.map((x) => -x), downName, "--backward")] },
+    options: {
+      maintainAspectRatio: false,
+      animation: false,
+      onClick: (_, [element]) => element && onChoose(element.index),
+      onHover: (event, elements) => {
+        event.native.target.style.cursor = elements.length ? "pointer" : "default";
+      },
+      interaction: { mode: "index", intersect: false },
+      scales: {
+        x: { stacked: true, grid: { display: false }, ticks: { color: () => css("--ink"), autoSkip: false, maxRotation: 60 } },
+        y: { stacked: true, grid: { color: line }, border: { display: false }, ticks: { color: soft, callback: (value) => Math.abs(value) }, title: { display: true, text: unit, color: soft } },
+      },
+      plugins: {
+        legend: { position: "top", align: "start", labels: { color: soft, boxWidth: 12, boxHeight: 12, generateLabels: legendLabels } },
+        tooltip: { ...tooltip, callbacks: { label: ({ raw, dataset }) => `${dataset.label}: ${Math.abs(raw).toFixed(1)} ${unit}` } },
+      },
+    },
+  });
+}
+
+// the full colours, also where bars are faded
+function legendLabels(chart) {
+  return chart.data.datasets.map((dataset, datasetIndex) => ({
+    text: dataset.label,
+    fillStyle: css(datasetIndex ? "--backward" : "--forward"),
+    strokeStyle: "transparent",
+    fontColor: soft(),
+    datasetIndex,
+  }));
+}

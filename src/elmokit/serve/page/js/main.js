@@ -1,0 +1,146 @@
+// The page: four panels of which one is seen, and an address that restores it: #panel?field=value&…
+
+import { redraw } from "./charts.js";
+import { contextPanel } from "./context.js";
+import { neighboursPanel } from "./neighbours.js";
+import { nextPanel } from "./next.js";
+import { make } from "./panel.js";
+import { facts, keepKey } from "./server.js";
+import { tasksPanel } from "./tasks.js";
+
+const MAKERS = { context: contextPanel, next: nextPanel, neighbours: neighboursPanel, tasks: tasksPanel };
+const panels = {};
+let current = "context";
+
+// ---- addresses -------------------------------------------------------------------------------------------------------
+
+function address(name) {
+  return `#${name}?${new URLSearchParams(panels[name].link())}`;
+}
+
+function read() {
+  const [name, query] = location.hash.slice(1).split(/\?(.*)/s);
+  return { name: name in MAKERS ? name : "context", params: new URLSearchParams(query ?? "") };
+}
+
+function changed(name) {
+  if (name === current) history.replaceState(null, "", address(name));
+  showLink(name);
+}
+
+function showLink(name) {
+  document.querySelector(`#${name} .link`).href = address(name);
+}
+
+function show() {
+  const { name, params } = read();
+  current = name;
+  for (const tab of tabs) {
+    const isShown = tab.getAttribute("aria-controls") === name;
+    tab.setAttribute("aria-selected", `${isShown}`);
+    tab.tabIndex = isShown ? 0 : -1;
+    document.getElementById(tab.getAttribute("aria-controls")).hidden = !isShown;
+  }
+  panels[name]?.restore(params);
+  if (panels[name]) showLink(name);
+}
+
+// ---- tabs, links, colours, the key -----------------------------------------------------------------------------------
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+for (const [number, tab] of tabs.entries()) {
+  const name = tab.getAttribute("aria-controls");
+  tab.addEventListener("click", () => {
+    if (name !== current) location.hash = panels[name] ? address(name) : name;
+  });
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const other = tabs[(number + step + tabs.length) % tabs.length];
+    other.focus();
+    other.click();
+  });
+}
+
+for (const link of document.querySelectorAll(".link")) {
+  link.addEventListener("click", async (event) => {
+    event.preventDefault();
+    history.replaceState(null, "", link.hash);
+    try {
+      await navigator.clipboard.writeText(link.href);
+      flash(link, "Copied");
+    } catch {
+      flash(link, "It is in the address bar"); // a page that came over plain HTTP may not write to the clipboard
+    }
+  });
+}
+
+function flash(link, text) {
+  link.dataset.text ??= link.textContent;
+  link.textContent = text;
+  setTimeout(() => (link.textContent = link.dataset.text), 2000);
+}
+
+const themes = { "": "Auto", light: "Light", dark: "Dark" };
+const themeButton = document.getElementById("theme");
+
+function showTheme() {
+  const name = themes[document.documentElement.dataset.theme ?? ""];
+  themeButton.querySelector(".name").textContent = name;
+  themeButton.setAttribute("aria-label", `Colours: ${name}`);
+  redraw();
+  for (const panel of Object.values(panels)) panel.repaint();
+}
+
+themeButton.addEventListener("click", () => {
+  const order = Object.keys(themes);
+  const theme = order[(order.indexOf(document.documentElement.dataset.theme ?? "") + 1) % order.length];
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  try {
+    localStorage.setItem("elmokit-theme", theme);
+  } catch {
+    // then it holds for this visit
+  }
+  showTheme();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+
+const keyForm = document.getElementById("key-form");
+document.addEventListener("key-wanted", () => {
+  keyForm.hidden = false;
+  keyForm.elements.key.focus();
+});
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(keyForm.elements.key.value);
+  keyForm.hidden = true;
+  if (panels.context) panels[current].again();
+  else begin();
+});
+
+// ---- begin -----------------------------------------------------------------------------------------------------------
+
+async function begin() {
+  const line = document.getElementById("facts");
+  let info;
+  try {
+    info = await facts();
+  } catch (error) {
+    line.textContent = error.message;
+    line.classList.add("error");
+    return;
+  }
+  line.classList.remove("error");
+  const words = info.vocabulary_size ? `, ${info.vocabulary_size.toLocaleString("en")} words` : "";
+  line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} numbers a token${words}`);
+  for (const [name, maker] of Object.entries(MAKERS)) {
+    panels[name] = maker(document.getElementById(name), info, () => changed(name));
+  }
+  showTheme();
+  show();
+}
+
+addEventListener("hashchange", show);
+begin();

@@ -1,0 +1,165 @@
+// What comes next: sentences -> how surprised the model is by each word, in both directions, and words for any blank.
+
+import { inkOn, rampColour, rgb, twoWayBars } from "./charts.js";
+import { lastOnly, later, lines, make } from "./panel.js";
+import { ask } from "./server.js";
+
+const EXAMPLE = ["He sat on the bank of the river and watched the water.", "The bank of England raised its interest umbrellas."].join("\n");
+const MOST_BITS = 20; // that the colours tell apart
+const NUM_WORDS = 12;
+
+export function nextPanel(section, info, changed) {
+  const find = (selector) => section.querySelector(selector);
+  const { text } = find("form").elements;
+  const message = find(".message");
+  let seen = null; // { text, sentences }
+  let chosen = { sentence: 0, place: 0 };
+
+  text.value = EXAMPLE;
+  chosen.place = 4; // "bank"
+
+  const score = lastOnly(section, message, async (signal) => {
+    const typed = text.value;
+    const given = lines(typed);
+    if (given.length === 0) throw Object.assign(new Error("Type a sentence."), { status: 422 });
+    const answers = await ask("log_probs", { inputs: given }, signal);
+    const bits = (logProb) => -logProb / Math.LN2;
+    seen = {
+      text: typed,
+      sentences: answers.map((answer) => ({
+        tokens: answer.tokens,
+        forward: answer.forward.map(bits),
+        backward: answer.backward.map(bits),
+        end: bits(answer.forward_end),
+        start: bits(answer.backward_end),
+      })),
+    };
+    clamp();
+    find(".results").hidden = false;
+    draw();
+  });
+
+  const fill = lastOnly(find(".blank"), find(".words-message"), async (signal) => {
+    const { sentence, place } = chosen;
+    const { tokens } = seen.sentences[sentence];
+    const answers = await ask("substitutes", { inputs: tokens, position: place, k: NUM_WORDS }, signal);
+    const top = Math.exp(answers[0]?.log_prob ?? 0);
+    find(".blank h2").textContent = `Words for the blank in place of “${tokens[place]}”`;
+    find(".words").replaceChildren(
+      ...answers.map(({ word, log_prob: logProb }) => {
+        const share = Math.exp(logProb);
+        const percent = `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+        return make("li", {},
+          make("button", { type: "button", class: "word", text: word, title: "Put it in", on: { click: () => putIn(word) } }),
+          make("meter", { min: 0, max: top, value: share, "aria-label": `${word}: ${percent}` }),
+          make("span", { class: "number", text: percent }),
+        );
+      }),
+    );
+  });
+
+  function clamp() {
+    const sentence = Math.min(chosen.sentence, seen.sentences.length - 1);
+    const place = Math.min(chosen.place, Math.max(0, seen.sentences[sentence].tokens.length - 1));
+    chosen = { sentence, place };
+  }
+
+  function draw() {
+    find(".strips").replaceChildren(...seen.sentences.map(strip));
+    drawBars();
+    if (seen.sentences[chosen.sentence].tokens.length) fill();
+  }
+
+  function strip({ tokens, forward, backward, start, end }, sentence) {
+    const mean = (values, last) => (values.reduce((sum, x) => sum + x, 0) + last) / (values.length + 1);
+    const item = make("li");
+    const row = make("div", { class: "strip" });
+    row.append(cell("start", null, start, "the start of the sentence"));
+    for (const [place, token] of tokens.entries()) {
+      const isChosen = sentence === chosen.sentence && place === chosen.place;
+      const button = make("button", { type: "button", "aria-pressed": `${isChosen}`, "aria-label": `${token}: ${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`, on: { click: () => choose(sentence, place) } });
+      button.append(...halves(token, forward[place], backward[place]));
+      row.append(button);
+    }
+    row.append(cell("end", end, null, "the end of the sentence"));
+    const [f, b] = [mean(forward, end), mean(backward, start)];
+    item.append(row, make("p", { class: "soft", text: `Forward ${f.toFixed(2)} bits a token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}.` }));
+    return item;
+  }
+
+  function cell(name, forward, backward, title) {
+    const span = make("span", { class: "edge", title });
+    span.append(...halves(name, forward, backward));
+    return span;
+  }
+
+  function halves(token, forward, backward) {
+    const half = (arrow, value) => {
+      if (value === null) return make("span", { class: "bits", text: "\u00a0" });
+      const colour = rampColour("warm", value / MOST_BITS);
+      const part = make("span", { class: "bits", text: `${arrow} ${value.toFixed(1)}` });
+      part.style.backgroundColor = rgb(colour);
+      part.style.color = inkOn(colour);
+      return part;
+    };
+    return [half("→", forward), make("span", { class: "token", text: token }), half("←", backward)];
+  }
+
+  function drawBars() {
+    const { tokens, forward, backward } = seen.sentences[chosen.sentence];
+    find(".bars").style.minWidth = `${60 + 34 * tokens.length}px`;
+    twoWayBars(find(".bars canvas"), {
+      names: tokens,
+      up: forward,
+      down: backward,
+      upName: "read forward",
+      downName: "read backward",
+      chosen: chosen.place,
+      unit: "bits",
+      label: `Bits of surprise at each word of: ${tokens.join(" ")}; the numbers stand in the strip above`,
+      onChoose: (place) => choose(chosen.sentence, place),
+    });
+  }
+
+  function choose(sentence, place) {
+    chosen = { sentence, place };
+    find(".strip button[aria-pressed=true]")?.setAttribute("aria-pressed", "false");
+    section.querySelectorAll(".strip")[sentence].querySelectorAll("button")[place].setAttribute("aria-pressed", "true");
+    drawBars();
+    fill();
+    changed();
+  }
+
+  // the tokens are written with spaces between them: they are read as the same tokens again
+  function putIn(word) {
+    const { sentence, place } = chosen;
+    const given = seen.sentences.map(({ tokens }, number) => (number === sentence ? tokens.with(place, word).join(" ") : lines(seen.text)[number]));
+    text.value = given.join("\n");
+    score();
+    changed();
+  }
+
+  text.addEventListener("input", later(() => {
+    score();
+    changed();
+  }));
+  find("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    score();
+  });
+
+  return {
+    link: () => ({ text: text.value, at: `${chosen.sentence},${chosen.place}` }),
+    restore(params) {
+      text.value = params.get("text") ?? text.value;
+      const [sentence, place] = (params.get("at") ?? "").split(",").map(Number);
+      if (sentence >= 0 && place >= 0) chosen = { sentence, place };
+      if (seen?.text === text.value) {
+        clamp();
+        draw();
+      } else score();
+    },
+    again: () => score(),
+    repaint: () => seen && find(".strips").replaceChildren(...seen.sentences.map(strip)),
+  };
+}

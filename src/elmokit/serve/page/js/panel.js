@@ -1,0 +1,78 @@
+// What the panels share: elements, sentences, waiting, and errors in words.
+
+// make("li", { class: "hit", text: "…" }, child, …)
+export function make(tag, { text, on, ...attributes } = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  if (text !== undefined) element.textContent = text;
+  for (const [event, listener] of Object.entries(on ?? {})) element.addEventListener(event, listener);
+  element.append(...children);
+  return element;
+}
+
+export function lines(text) {
+  return text.split("\n").map((line) => line.trim()).filter(Boolean);
+}
+
+export function later(work, milliseconds = 350) {
+  let timer;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(work, milliseconds);
+  };
+}
+
+// A piece of work of which the last call alone counts; its errors are written where `message` is.
+export function lastOnly(section, message, work) {
+  let controller;
+  return async (...given) => {
+    controller?.abort();
+    const own = (controller = new AbortController());
+    const slow = setTimeout(() => say(message, "Asking the model …"), 300);
+    section.setAttribute("aria-busy", "true");
+    try {
+      await work(own.signal, ...given);
+      if (own === controller && !message.dataset.kept) say(message, "");
+    } catch (error) {
+      if (own === controller && error.name !== "AbortError") {
+        say(message, error.message, true);
+        if (error.status === undefined) console.error(error);
+      }
+    } finally {
+      clearTimeout(slow);
+      if (own === controller) section.setAttribute("aria-busy", "false");
+    }
+  };
+}
+
+export function say(message, text, isError = false) {
+  message.textContent = text;
+  message.classList.toggle("error", isError);
+}
+
+export async function tokenized(ask, texts, signal) {
+  const answers = await ask("tokenize", { inputs: texts, add_special_tokens: false }, signal);
+  return answers.map((tokens) => tokens.map((token) => token.text));
+}
+
+// Tokens as text is written: no space before a full stop.
+const CLOSING = /^([.,;:!?)\]}’”%]|'s|n't|'re|'ve|'ll|'d|'m|'')$/i;
+const OPENING = /^([([{“‘$]|``)$/;
+
+export function needsSpace(before, token) {
+  return before !== undefined && !CLOSING.test(token) && !OPENING.test(before);
+}
+
+export function snippet(tokens, place, around = 3) {
+  const start = Math.max(0, place - around);
+  const end = Math.min(tokens.length, place + around + 1);
+  let text = "";
+  for (let i = start; i < end; i++) {
+    const word = i === place ? `[${tokens[i]}]` : tokens[i];
+    text += (i > start && needsSpace(tokens[i - 1], tokens[i]) ? " " : "") + word;
+  }
+  return `${start > 0 ? "… " : ""}${text}${end < tokens.length ? " …" : ""}`;
+}

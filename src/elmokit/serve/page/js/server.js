@@ -1,0 +1,72 @@
+// The server, asked from the page.
+// Enters: a path and a body.  Leaves: what it answers; or an Error whose message is made to be read.
+
+const KEY = "elmokit-key";
+
+export class Refusal extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function keepKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+async function exchange(path, options) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The server does not answer. Is elmokit serve still running?", 0);
+  }
+  if (response.ok) return response;
+  throw new Refusal(await reason(response), response.status);
+}
+
+async function reason(response) {
+  if (response.status === 401) {
+    document.dispatchEvent(new CustomEvent("key-wanted"));
+    return "The server asks for its API key: type it above.";
+  }
+  let text = "";
+  try {
+    text = (await response.json()).error;
+  } catch {
+    text = `the server answered ${response.status} ${response.statusText}`;
+  }
+  if (response.status === 429) {
+    return `The server is busy: try again in ${response.headers.get("retry-after") ?? 1} s.`;
+  }
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?…]$/.test(text) ? "" : "."}`;
+}
+
+export async function facts() {
+  return (await exchange("info", {})).json();
+}
+
+export async function ask(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  return (await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+}
+
+// All layers of all tokens, one sentence behind the other: { layers, tokens, width, values: Float32Array }.
+export async function layersOf(sentences, signal) {
+  const headers = { "content-type": "application/json", accept: "application/x-npy" };
+  const body = JSON.stringify({ inputs: sentences });
+  const response = await exchange("layers", { method: "POST", headers, body, signal });
+  return readNpy(await response.arrayBuffer());
+}
+
+// Version 1 of NumPy's format: magic, a header of text, then the numbers, here little-endian float32.
+function readNpy(buffer) {
+  const length = new DataView(buffer).getUint16(8, true);
+  const header = new TextDecoder("latin1").decode(new Uint8Array(buffer, 10, length));
+  const [layers, tokens, width] = /'shape': \(([^)]*)\)/.exec(header)[1].split(",").map(Number);
+  if (!header.includes("'<f4'")) throw new Error(`The server sent numbers of another type: ${header}`);
+  return { layers, tokens, width, values: new Float32Array(buffer.slice(10 + length)) };
+}
