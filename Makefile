@@ -21,11 +21,11 @@ types: .venv/installed
 	$(BIN)/mypy
 
 unit: .venv/installed
-	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --cov --cov-report=term
 
-# trains a toy biLM in seconds and prints the two vectors of "bank"
+# the story of the word "bank", told by the model that comes with the package
 demo: .venv/installed
-	$(BIN)/python examples/two_banks.py
+	$(BIN)/python examples/bank.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build

@@ -38,6 +38,9 @@ ORDER = [
     "output",
     "terminal",
     "cli_training",
+    "cli_tasks",
+    "cli_probe",
+    "cli_serve",
     "cli",
 ]
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

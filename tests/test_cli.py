@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 from click.testing import CliRunner, Result
 
 from elmokit import output, terminal
@@ -662,6 +663,18 @@ def test_convert_goes_both_ways_without_changing_a_bit(official, folder, languag
         assert np.array_equal(file["char_embed"][()], official.arrays["char_embed"])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_convert_stores_either_format_as_it_is_told(folder, language_model, tmp_path, dtype):
+    for source in (folder, language_model):
+        result = result_of("convert", source, tmp_path / dtype / source.name, "--dtype", dtype)
+        assert (result["format"], "model.safetensors" in result["files"]) == ("elmokit", True)
+        ELMo.from_pretrained(source).save_pretrained(tmp_path / "expected" / source.name, dtype=dtype)
+        for path in (tmp_path / "expected" / source.name).iterdir():
+            assert (tmp_path / dtype / source.name / path.name).read_bytes() == path.read_bytes()
+    matrix = safetensors.torch.load_file(tmp_path / dtype / language_model.name / "softmax.safetensors")["weight"]
+    assert str(matrix.dtype) == f"torch.{dtype}"
+
+
 def test_convert_writes_over_a_model_only_when_told_and_leaves_nothing_of_it(folder, language_model, tmp_path):
     run("convert", language_model, tmp_path / "model")
     (tmp_path / "model" / "notes.txt").write_text("mine")
@@ -681,6 +694,7 @@ def test_convert_writes_over_a_model_only_when_told_and_leaves_nothing_of_it(fol
         (["OFFICIAL", "new", "--softmax", "s.hdf5"], "s.hdf5"),
         (["OFFICIAL", "file/new"], "file/new: Not a directory"),
         (["nowhere", "new"], "no model 'nowhere'"),
+        (["OURS", "new", "--to", "official", "--dtype", "int8"], "--dtype int8 is for our format"),
     ],
 )
 def test_convert_says_in_one_line_what_is_wrong(arguments, message, folder, language_model, tmp_path, monkeypatch):

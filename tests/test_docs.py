@@ -15,6 +15,7 @@ import torch
 import elmokit
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.losses import OutputLayer
+from elmokit.tasks import TaskConfig, train
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,9 +37,8 @@ SHORTER = {
     "elmokit finetune": " --set steps=1 --set batch_size=2 --set num_negatives=4 --set device=cpu",
     "elmokit bench": " --rounds 1 --sentences 2 --steps 2",
     "elmokit convert": " --overwrite",
-    "elmokit embed": " --model my-model",
-    "elmokit similar": " --model my-model",
-    "elmokit substitutes": " --model my-model",
+    "elmokit task train": " --set epochs=1 --set hidden_dim=4",
+    "elmokit task compare": " --set epochs=1 --set hidden_dim=4 --seeds 1",
 }
 
 
@@ -66,6 +66,15 @@ def workshop(tmp_path_factory):
     for name in ("big", "corpus/part"):
         (folder / f"{name}.txt.gz").write_bytes(gzip.compress((text * 40).encode()))
     shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / "wnut17").mkdir()
+    for name in ("train", "dev", "test"):
+        tagged = "Anna\tB-person\nlives\tO\nin\tO\nNew\tB-location\nYork\tI-location\n\nRain\tO\n\n"
+        (folder / "wnut17" / f"{name}.conll").write_text(tagged * 3)
+    config = TaskConfig(
+        task="ner", train=str(folder / "wnut17/train.conll"), dev=str(folder / "wnut17/dev.conll"),
+        out=str(folder / "runs/ner"), elmo_at="none", epochs=1, hidden_dim=4,
+    )  # fmt: skip
+    train(config)
     return folder
 
 
@@ -77,8 +86,10 @@ def test_a_command_of_the_documents_runs(command, workshop, tmp_path):
     shutil.copytree(workshop, folder)
     if command.startswith("elmokit vocab"):
         (folder / "vocabulary.txt").unlink()
+    if command.startswith("elmokit task train"):
+        shutil.rmtree(folder / "runs" / "ner")
     for start, addition in SHORTER.items():
-        if start in command and not (addition.startswith(" --model") and "--model" in command):
+        if start in command:
             command += addition
     command = command.replace("--nproc-per-node 8", "--nproc-per-node 2")
     shell = {

@@ -18,6 +18,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from elmokit import __version__
+from elmokit.cli_probe import probe
+from elmokit.cli_serve import serve
+from elmokit.cli_tasks import task
 from elmokit.cli_training import finetune, prepare, pretrain, vocab
 from elmokit.terminal import (
     OneLineErrors,
@@ -25,6 +28,8 @@ from elmokit.terminal import (
     counting,
     downloads,
     json_option,
+    load_model,
+    model_options,
     overwrite_option,
     print_result,
     print_table,
@@ -52,7 +57,7 @@ def main(debug: bool) -> None:
     """
 
 
-for _verb in (vocab, prepare, pretrain, finetune):
+for _verb in (vocab, prepare, pretrain, finetune, task, probe, serve):
     main.add_command(_verb)
 
 
@@ -65,12 +70,6 @@ def _read_layers(_: click.Context, __: click.Parameter, value: str) -> Layers:
     if value not in ("all", "top", "average"):
         raise ValueError(f"--layers is all, top, average or a number from 0, not {value!r}")
     return value  # type: ignore[return-value]
-
-
-def model_options(verb: F) -> F:
-    """--model and --device."""
-    verb = click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")(verb)
-    return click.option("--model", metavar="MODEL", help="Folder, official name or Hugging Face id.")(verb)
 
 
 layers_option = click.option(
@@ -134,7 +133,7 @@ def embed(
     )
     check_new_file(target, overwrite)
     with _open_input(source) as (stream, size):
-        elmo = _load(model, device)
+        elmo = load_model(model, device)
         with progress_bar("embedding", size) as advance:
             lines = read_lines(counting(stream, advance), "standard input" if source == "-" else source)
             written = write_vectors(elmo, lines, file, batch_size=batch_size, overwrite=overwrite)
@@ -164,7 +163,7 @@ def similar(
     as_json: bool,
 ) -> None:
     """Print the cosine of two sentences, or of a word in them."""
-    elmo = _load(model, device)
+    elmo = load_model(model, device)
     wanted: list[Layers] = [layers]
     if per_layer or layers == "all":
         wanted = [*range(elmo.config.num_layers + 1), "average"]
@@ -245,6 +244,11 @@ OFFICIAL_FILES = ("options.json", "weights.hdf5", "softmax.hdf5", "vocabulary.tx
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--to", "to", type=click.Choice(["official", "elmokit"]), help="By default the format that SRC has not.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "int8"]),
+    help="How our format stores the weights: half of float32's room, or a quarter; means --to elmokit.",
+)
 @click.option("--softmax", metavar="FILE", help="Softmax file of an official model; makes it a language model.")
 @click.option("--vocabulary", metavar="FILE", help="The words of the softmax, or of a word-level official model.")
 @overwrite_option
@@ -253,6 +257,7 @@ def convert(
     source: str,
     target: Path,
     to: str | None,
+    dtype: Any,
     softmax: str | None,
     vocabulary: str | None,
     overwrite: bool,
@@ -266,6 +271,8 @@ def convert(
     from elmokit import hub
     from elmokit.model import ELMo
 
+    if dtype is not None and to == "official":
+        raise ValueError(f"--dtype {dtype} is for our format, the official one is float32: leave one of the two out")
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file: name a folder")
     if target.exists() and any(target.iterdir()) and not overwrite:
@@ -288,11 +295,11 @@ def convert(
                 vocabulary=vocabulary or location.vocabulary,
                 progress=progress,
             )
-    to = to or ("official" if location.folder is not None else "elmokit")
+    to = to or ("official" if location.folder is not None and dtype is None else "elmokit")
     if to == "official":
         elmo.export_hdf5(target)
     else:
-        elmo.save_pretrained(target)
+        elmo.save_pretrained(target, dtype=dtype)
     written = set(OFFICIAL_FILES if to == "official" else OWN_FILES)
     if elmo.output_layer is None:
         written -= {"softmax.hdf5", "softmax.safetensors"}
@@ -374,7 +381,7 @@ def substitutes(sentence: str, count: int, model: str | None, device: str | None
     """Print the words that fit best in place of the one in brackets: "He sat on the [bank] ." """
     import math
 
-    words = _load(model, device).substitutes(sentence, k=count)
+    words = load_model(model, device).substitutes(sentence, k=count)
     result = {"sentence": sentence, "substitutes": [dataclasses.asdict(word) for word in words]}
     rows = [[word.word, f"{math.exp(word.log_prob):.4f}"] for word in words]
     print_table(as_json, result, ["word", "probability"], rows)
@@ -394,7 +401,7 @@ def perplexity(
 
     As published: the full softmax, the state carried from sentence to sentence, the boundaries counted.
     """
-    elmo = _load(model, device)
+    elmo = load_model(model, device)
     if per_sentence:
         _print_sentence_perplexities(elmo, text, tokenized, as_json)
         return
@@ -452,20 +459,6 @@ def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: 
 
 
 # ---- what verbs share ------------------------------------------------------------------------------------------------
-
-
-def _load(name: str | None, device: str | None) -> ELMo:
-    import torch
-
-    from elmokit.model import ELMo
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    with downloads() as progress:
-        return ELMo.from_pretrained(name, device=device, progress=progress)
 
 
 @contextmanager

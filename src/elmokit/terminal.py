@@ -11,14 +11,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from elmokit.model import ELMo
     from elmokit.pretraining import Progress
 
-GOES_ON = {"embed", "prepare", "pretrain", "finetune"}  # verbs that go on where they were stopped
+F = TypeVar("F", bound=Callable[..., Any])
+
+GOES_ON = {"embed", "prepare", "pretrain", "finetune", "task", "probe"}  # verbs that go on where they were stopped
 
 
 class OneLineErrors(click.Group):
@@ -157,6 +160,27 @@ tokenized_option = click.option(
     "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
+
+
+def model_options(verb: F) -> F:
+    """--model and --device, for `load_model`."""
+    verb = click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")(verb)
+    return click.option("--model", metavar="MODEL", help="Folder, official name or Hugging Face id.")(verb)
+
+
+def load_model(name: str | None, device: str | None) -> ELMo:
+    """The model that a verb was asked to use, on its device."""
+    import torch
+
+    from elmokit.model import ELMo
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    with downloads() as progress:
+        return ELMo.from_pretrained(name, device=device, progress=progress)
 
 
 def check_new_file(path: Path, overwrite: bool) -> None:
