@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import reference
+from elmokit import BiLM, BiLMConfig, ELMo
 
 # The tensors of the tests are tiny: a second thread costs more than it brings, and test runs share their machine.
 torch.set_num_threads(1)
@@ -72,3 +73,13 @@ def official_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Of
         return OfficialModel(options, arrays, vocabulary, *paths)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_elmo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random biLM, for tasks."""
+    folder = tmp_path_factory.mktemp("elmo")
+    torch.manual_seed(7)
+    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
+    ELMo(BiLM(sizes)).save_pretrained(folder)
+    return str(folder)

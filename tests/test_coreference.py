@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from elmokit import BiLM, BiLMConfig, ELMo
 from elmokit.tasks import TASKS, TaskConfig, coreference, load_task, metrics, train
 from elmokit.tasks.coreference import (
     MAX_WIDTH,
@@ -78,15 +77,6 @@ def write_passages(path: Path) -> Path:
         lines.append("\t".join(str(cell).upper() if isinstance(cell, bool) else str(cell) for cell in row))
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def tiny_elmo(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("elmo")
-    torch.manual_seed(7)
-    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    ELMo(BiLM(sizes)).save_pretrained(folder)
-    return str(folder)
 
 
 def configure(folder: Path, elmo: str, task: str, **changes: object) -> TaskConfig:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elmokit import BiLM, BiLMConfig, ELMo
 from elmokit.tasks import TASKS, TaskConfig, load_task, train
 from elmokit.tasks.entailment import TokenPair
 from elmokit.tasks.settings import find_files, load_recipe
@@ -42,16 +41,6 @@ def write_table(path: Path, header: str, row: str) -> Path:
 
 SICK = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment", "1\t{a}\t{b}\t3.5\t{LABEL}"
 SNLI_TABLE = "gold_label\tsentence1\tsentence2", "{label}\t{a}\t{b}"
-
-
-@pytest.fixture(scope="module")
-def tiny_elmo(tmp_path_factory) -> str:
-    """The folder of a random biLM."""
-    folder = tmp_path_factory.mktemp("elmo")
-    torch.manual_seed(7)
-    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    ELMo(BiLM(sizes)).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

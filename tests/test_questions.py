@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elmokit import BiLM, BiLMConfig, ELMo
 from elmokit.tasks import TASKS, TaskConfig, load_task, metrics, questions, train
 from elmokit.tasks.layers import NEVER
 from elmokit.tasks.questions import best_spans, split_sentences
@@ -67,16 +66,6 @@ def write_squad(path: Path, paragraphs=PARAGRAPHS) -> Path:
     ]
     path.write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": content}]}), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def tiny_elmo(tmp_path_factory) -> str:
-    """The folder of a random biLM."""
-    folder = tmp_path_factory.mktemp("elmo")
-    torch.manual_seed(7)
-    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    ELMo(BiLM(sizes)).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elmokit import BiLM, BiLMConfig, ELMo
 from elmokit.tasks import TASKS, TaskConfig, load_task, metrics, train
 from elmokit.tasks.roles import HighwayLSTM, RolePrediction, RoleSentence
 from elmokit.tasks.settings import load_recipe
@@ -55,15 +54,6 @@ def write_examples(path: Path) -> Path:
         lines.append("")
     path.write_text("\n".join([*lines, "#end document"]), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def tiny_elmo(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("elmo")
-    torch.manual_seed(7)
-    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    ELMo(BiLM(sizes)).save_pretrained(folder)
-    return str(folder)
 
 
 def configure(folder: Path, elmo: str, **changes: object) -> TaskConfig:

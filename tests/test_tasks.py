@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner
 
-from elmokit import BiLM, BiLMConfig, ELMo
+from elmokit import ELMo
 from elmokit.cli_tasks import task as task_group
 from elmokit.tasks import TASKS, TaskConfig, load_task, train, vectors
 from elmokit.tasks.compare import compare
@@ -71,16 +71,6 @@ def write_examples(task: str, path: Path) -> Path:
         text = "label\ttext\n" + "".join(f"{number % 3}\t{words}\n" for number, words in enumerate(SENTENCES))
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="session")
-def tiny_elmo(tmp_path_factory) -> str:
-    """The folder of a random biLM."""
-    folder = tmp_path_factory.mktemp("elmo")
-    torch.manual_seed(7)
-    sizes = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    ELMo(BiLM(sizes)).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="session")

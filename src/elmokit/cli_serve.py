@@ -1,6 +1,6 @@
 """The verb `serve`: a model behind a URL.
 
-Enters: the model's name, folders of tasks, limits.  Leaves: a server that runs until it is told to end, and its log on
+Enters: the model's name, folders of tasks and of an index, limits.  Leaves: a server that runs until it is told to end, and its log on
 standard error.
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", required=False)
 @click.option("--task", "tasks", multiple=True, metavar="NAME=FOLDER", help="Serve a trained task at /tasks/NAME.")
+@click.option("--index", metavar="FOLDER", help="Look up neighbours in this index; see elmokit index.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 lets other machines in.")
 @click.option("--port", type=int, default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the model's memory.")
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 def serve(
     model: str | None,
     tasks: tuple[str, ...],
+    index: str | None,
     host: str,
     port: int,
     workers: int,
@@ -102,7 +104,8 @@ def serve(
         if sys.stderr.isatty():
             click.echo(f"{url} (Ctrl-C ends it)", err=True)
 
-    run(load, settings, name=model or "elmokit-en", tasks=folders, on_listening=announce)
+    place = None if index is None else Path(index)
+    run(load, settings, name=model or "elmokit-en", tasks=folders, index=place, on_listening=announce)
 
 
 def _read_task(text: str) -> tuple[str, Path]:

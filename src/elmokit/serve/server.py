@@ -1,6 +1,6 @@
 """One process or several that serve a model, from the first request to the last.
 
-Enters: a model's name, folders of tasks, `Settings`.  Leaves: a running server; after SIGTERM or Ctrl-C it takes no
+Enters: a model, folders of tasks and of an index, `Settings`.  Leaves: a running server; after SIGTERM or Ctrl-C it takes no
 more connections, answers what it has, and returns.
 
 Several workers are forks of a process that has loaded the model, packed its weights and run nothing in parallel: they
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from elmokit.index import WordIndex
     from elmokit.model import ELMo
     from elmokit.serve.app import Phase
     from elmokit.serve.engine import Task
@@ -51,6 +52,7 @@ def serve(
     *,
     name: str = "elmokit",
     tasks: Mapping[str, Path] | None = None,
+    index: Path | None = None,
     on_listening: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve the model that `load` gives until SIGTERM or SIGINT; `on_listening` is told the URL once."""
@@ -60,10 +62,10 @@ def serve(
         url = _url(listening)
         if settings.workers == 1:
             model = load()
-            loaded = _load_tasks(tasks or {}, model)
+            loaded, opened = _load_tasks(tasks or {}, model), _open_index(index, model)
             listening.listen(BACKLOG)
             on_listening(url)
-            _run(model, settings, listening, name, loaded)
+            _run(model, settings, listening, name, loaded, opened)
             return
         if not hasattr(os, "fork"):
             raise ValueError("several workers need a system that can fork: use one worker here")
@@ -75,7 +77,7 @@ def serve(
         model = load()
         if model.device.type != "cpu":
             raise ValueError(f"one worker serves a GPU: {settings.workers} workers would only wait for each other")
-        loaded = _load_tasks(tasks or {}, model)
+        loaded, opened = _load_tasks(tasks or {}, model), _open_index(index, model)
         model.embed([["warm", "up"]])
         gc.collect()
         gc.freeze()
@@ -85,7 +87,7 @@ def serve(
 
         def work() -> None:
             torch.set_num_threads(max(1, cores // settings.workers))
-            _run(model, settings, listening, name, loaded, supervisor)
+            _run(model, settings, listening, name, loaded, opened, supervisor)
 
         _supervise(work, settings.workers)
 
@@ -105,6 +107,16 @@ def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
     from elmokit.tasks import load_task
 
     return {name: load_task(folder, device=str(model.device)) for name, folder in folders.items()}
+
+
+def _open_index(folder: Path | None, model: ELMo) -> WordIndex | None:
+    if folder is None:
+        return None
+    from elmokit.index import WordIndex
+
+    index = WordIndex.open(folder)
+    index.check_model(model)  # before anybody is told that the server is there
+    return index
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -145,12 +157,13 @@ def _run(
     listening: socket.socket,
     name: str,
     tasks: Mapping[str, Task],
+    index: WordIndex | None = None,
     supervisor: int | None = None,
 ) -> None:
     from elmokit.serve.app import create_app
 
     logger.info("serving", extra={"fields": {"url": _url(listening), "model": name, "tasks": list(tasks)}})
-    app = create_app(model, settings, name=name, tasks=tasks)
+    app = create_app(model, settings, name=name, tasks=tasks, index=index)
     make_server(app, settings, supervisor=supervisor).run(sockets=[listening])
     logger.info("ended")
 

@@ -72,19 +72,21 @@ const tooltip = {
   bodyColor: () => css("--paper"),
 };
 
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-
 // Words written over a matrix or beside points; later ones give way where they would overlap.
 const texts = {
   id: "texts",
   afterDatasetsDraw(chart) {
     const { ctx } = chart;
-    const taken = [];
+    const taken = []; // where points lie that matter, then where words were written
+    for (const [number, dataset] of chart.data.datasets.entries()) {
+      if (!dataset.keepsFree) continue;
+      for (const { x, y } of chart.getDatasetMeta(number).data) taken.push({ left: x - 6, top: y - 6, right: x + 6, bottom: y + 6 });
+    }
     ctx.save();
     for (const [number, dataset] of chart.data.datasets.entries()) {
       if (!dataset.texts) continue;
       for (const [place, element] of chart.getDatasetMeta(number).data.entries()) {
-        dataset.texts(ctx, element, place, taken);
+        dataset.texts(ctx, element, place, taken, chart);
       }
     }
     ctx.restore();
@@ -155,26 +157,32 @@ export function heatMap(canvas, { rows, names, low, high, digits, label, describ
   });
 }
 
-// points: { x, y, name, where, picked }
+// Boxes for a word beside a point: right of it, left, above, below, and at the corners.
+function beside({ x, y }, width, area) {
+  const [w, h] = [width, 14];
+  return [[x + 8, y - 7], [x - 8 - w, y - 7], [x - w / 2, y - 8 - h], [x - w / 2, y + 8], [x + 6, y - 6 - h], [x + 6, y + 6], [x - 6 - w, y - 6 - h], [x - 6 - w, y + 6]]
+    .map(([left, top]) => ({ left, top, right: left + w, bottom: top + h }))
+    .filter(({ left, right }) => left >= area.left && right <= area.right);
+}
+
+function overlap(a, b) {
+  return a.left < b.right && a.right > b.left && a.top < b.bottom && a.bottom > b.top;
+}
+
+// points: { x, y, name, short, where, picked }; where there is no room for the name, the short one is written
 export function scatter(canvas, { points, withNames, label }) {
   const groups = [points.filter((point) => point.picked), points.filter((point) => !point.picked)];
-  const beside = (group, bold) => (ctx, element, place, taken) => {
-    const { name } = group[place];
+  const written = (group, bold) => (ctx, element, place, taken, chart) => {
     ctx.font = `${bold ? "600 13" : "12"}px ${Chart.defaults.font.family}`;
-    const box = { left: element.x + 6, top: element.y - 8, right: element.x + 10 + ctx.measureText(name).width, bottom: element.y + 8 };
-    const area = element.$context?.chart?.chartArea ?? { right: ctx.canvas.clientWidth };
-    if (box.right > area.right) {
-      const width = box.right - box.left;
-      box.right = element.x - 6;
-      box.left = box.right - width;
-    }
-    const overlaps = (other) => box.left < other.right && box.right > other.left && box.top < other.bottom && box.bottom > other.top;
-    if (!bold && taken.some(overlaps)) return;
+    const { name, short } = group[place];
+    const boxes = [name, short].filter(Boolean).flatMap((text) => beside(element, ctx.measureText(text).width + 4, chart.chartArea).map((box) => ({ text, ...box })));
+    const box = boxes.find((free) => !taken.some((other) => overlap(free, other)));
+    if (!box) return;
     taken.push(box);
     ctx.textAlign = "left";
     ctx.textBaseline = "middle";
     ctx.fillStyle = bold ? css("--accent-ink") : soft();
-    ctx.fillText(name, box.left + 2, element.y);
+    ctx.fillText(box.text, box.left + 2, (box.top + box.bottom) / 2);
   };
   const axis = (title) => ({
     grid: { color: line },
@@ -195,12 +203,13 @@ export function scatter(canvas, { points, withNames, label }) {
         pointRadius: number ? 4 : 7,
         pointHoverRadius: number ? 6 : 9,
         order: number,
-        texts: withNames || number === 0 ? beside(group, number === 0) : undefined,
+        keepsFree: number === 0,
+        texts: withNames || number === 0 ? written(group, number === 0) : undefined,
       })),
     },
     options: {
       maintainAspectRatio: false,
-      animation: still() ? false : { duration: 150 },
+      animation: false,
       scales: { x: axis("first component"), y: axis("second component") },
       interaction: { mode: "nearest", intersect: true },
       plugins: {

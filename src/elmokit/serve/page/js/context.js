@@ -180,6 +180,7 @@ export function contextPanel(section, info, changed) {
       x: plane.points[index][0],
       y: plane.points[index][1],
       name: numbers.has(index) ? `${token} ${numbers.get(index)}` : token,
+      short: `${numbers.get(index) ?? ""}`,
       where: where(index),
       picked: numbers.has(index),
     }));
@@ -227,6 +228,7 @@ export function contextPanel(section, info, changed) {
       gamma: `${sliders.gamma()}`,
       measure: measureOf(),
       source: source.value,
+      names: names.checked ? "1" : "0",
     }),
     restore(params) {
       text.value = params.get("text") ?? text.value;
@@ -237,6 +239,7 @@ export function contextPanel(section, info, changed) {
       }
       choose(find("select[name=measure]"), params.get("measure"));
       choose(source, params.get("source"));
+      if (params.has("names")) names.checked = params.get("names") === "1";
       if (seen?.text === text.value) draw();
       else fetchLayers();
     },

@@ -4,7 +4,7 @@ import { redraw } from "./charts.js";
 import { contextPanel } from "./context.js";
 import { neighboursPanel } from "./neighbours.js";
 import { nextPanel } from "./next.js";
-import { make } from "./panel.js";
+import { later, make } from "./panel.js";
 import { facts, keepKey } from "./server.js";
 import { tasksPanel } from "./tasks.js";
 
@@ -23,8 +23,11 @@ function read() {
   return { name: name in MAKERS ? name : "context", params: new URLSearchParams(query ?? "") };
 }
 
+// a slider that is moved changes the view more often than browsers let an address change
+const keepAddress = later(() => history.replaceState(null, "", address(current)), 250);
+
 function changed(name) {
-  if (name === current) history.replaceState(null, "", address(name));
+  if (name === current) keepAddress();
   showLink(name);
 }
 
@@ -81,6 +84,11 @@ function flash(link, text) {
   link.textContent = text;
   setTimeout(() => (link.textContent = link.dataset.text), 2000);
 }
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of the view
+  document.getElementById("main").focus();
+});
 
 const themes = { "": "Auto", light: "Light", dark: "Dark" };
 const themeButton = document.getElementById("theme");

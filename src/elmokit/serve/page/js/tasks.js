@@ -4,6 +4,7 @@ import { lastOnly, later, lines, make, needsSpace } from "./panel.js";
 import { ask } from "./server.js";
 
 const NUM_COLOURS = 8; // of the style sheet: .label-0 …
+const TONES = ["very negative", "negative", "neutral", "positive", "very positive"]; // .tone-0 …
 const TEXTS = "Maria Schmidt flew from Berlin to Rome to meet the directors of the World Bank .\nA warm, funny and wholly delightful film .\nThe plot is thin and the jokes are tired .";
 const PASSAGE = "Maria Schmidt flew from Berlin to Rome. There she met the directors of the World Bank, who asked her to stay.";
 
@@ -26,7 +27,7 @@ const READS = {
 export function tasksPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
   const { task } = find("form").elements;
-  const labels = new Map(); // label -> number of its colour, the same for all answers
+  const labels = new Map(); // label -> class of its colour, the same for all answers
 
   task.append(...info.tasks.map((name) => make("option", { value: name, text: name })));
   if (info.tasks.length === 0) {
@@ -54,8 +55,6 @@ export function tasksPanel(section, info, changed) {
     const answers = await ask(`tasks/${encodeURIComponent(task.value)}`, { inputs }, signal);
     labels.clear();
     find(".answers").replaceChildren(...answers.map((answer) => make("li", {}, ...drawn(answer))));
-    find(".legend").replaceChildren(...[...labels].map(([label, number]) => make("li", { class: `label label-${number}`, text: label })));
-    find(".legend").hidden = labels.size === 0;
     find(".results").hidden = false;
   });
 
@@ -65,9 +64,16 @@ export function tasksPanel(section, info, changed) {
   });
 
   const colour = (label) => {
-    if (!labels.has(label)) labels.set(label, labels.size % NUM_COLOURS);
+    if (!labels.has(label)) labels.set(label, toneOf(label) ?? `label-${labels.size % NUM_COLOURS}`);
     return labels.get(label);
   };
+
+  // Opinions have an order, which their colours show: by name, or 0 to 4 as the Stanford treebank counts them.
+  function toneOf(label) {
+    if (info.task_kinds[task.value] !== "sentiment") return null;
+    const place = /^[0-4]$/.test(label) ? Number(label) : TONES.indexOf(label.replaceAll("_", " ").toLowerCase());
+    return place < 0 ? null : `tone-${place}`;
+  }
 
   // An answer is known by its fields, whatever the task is called.
   function drawn(answer) {
@@ -90,7 +96,7 @@ export function tasksPanel(section, info, changed) {
     if (answer.answer !== undefined) {
       const { context, start, end } = answer;
       return [
-        make("p", { class: "text" }, context.slice(0, start), make("mark", { class: `label-${colour("answer")}`, text: context.slice(start, end) }), context.slice(end)),
+        make("p", { class: "text" }, context.slice(0, start), make("mark", { class: colour("answer"), text: context.slice(start, end) }), context.slice(end)),
         make("p", { class: "soft", text: `${(100 * answer.probability).toFixed(0)}% sure` }),
       ];
     }
@@ -108,7 +114,7 @@ export function tasksPanel(section, info, changed) {
         const span = inOrder[next];
         if (span && span.start === place && span.end <= end) {
           next += 1;
-          const mark = make("mark", { class: `label-${colour(span.label)}` });
+          const mark = make("mark", { class: colour(span.label) });
           if (inOrder[next]?.start === place) fill(mark, place, span.end);
           else {
             mark.append(tokens[place]);
@@ -131,12 +137,12 @@ export function tasksPanel(section, info, changed) {
   function classified({ label, probabilities, tokens, premise, hypothesis }) {
     const texts = tokens ? [tokens] : [premise, hypothesis];
     const shown = texts.map((words) => {
-      const text = make("p", { class: `text whole label-${colour(label)}` });
+      const text = make("p", { class: `text whole ${colour(label)}` });
       for (const [place, token] of words.entries()) text.append(place > 0 && needsSpace(words[place - 1], token) ? " " : "", token);
       return text;
     });
-    const rows = Object.entries(probabilities).sort((a, b) => b[1] - a[1]).map(([name, share]) =>
-      make("li", {}, make("span", { class: `label label-${colour(name)}`, text: name }),
+    const rows = Object.entries(probabilities).map(([name, share]) =>
+      make("li", {}, make("span", { class: `label ${colour(name)}`, text: name }),
         make("meter", { min: 0, max: 1, value: share, "aria-label": `${name}: ${(100 * share).toFixed(0)}%` }),
         make("span", { class: "number", text: `${(100 * share).toFixed(0)}%` })));
     return [...shown, make("ul", { class: "shares" }, ...rows)];
