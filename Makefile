@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit clean
+.PHONY: test demo lint types unit browser clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -22,6 +22,11 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --cov --cov-report=term
+
+# the explorer page in a real browser; needs chromium (Debian: apt-get install chromium)
+browser: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest tests/test_explorer.py
 
 # the story of the word "bank", told by the model that comes with the package
 demo: .venv/installed

@@ -40,6 +40,7 @@ ORDER = [
     "cli_training",
     "cli_tasks",
     "cli_probe",
+    "cli_index",
     "cli_serve",
     "cli",
 ]

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from elmokit import __version__
+from elmokit.cli_index import index, neighbours
 from elmokit.cli_probe import probe
 from elmokit.cli_serve import serve
 from elmokit.cli_tasks import task
@@ -57,7 +58,7 @@ def main(debug: bool) -> None:
     """
 
 
-for _verb in (vocab, prepare, pretrain, finetune, task, probe, serve):
+for _verb in (vocab, prepare, pretrain, finetune, task, probe, index, neighbours, serve):
     main.add_command(_verb)
 
 

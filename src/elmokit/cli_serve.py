@@ -1,7 +1,7 @@
 """The verb `serve`: a model behind a URL.
 
-Enters: the model's name, folders of tasks and of an index, limits.  Leaves: a server that runs until it is told to end, and its log on
-standard error.
+Enters: the model's name, folders of tasks and of an index, limits.  Leaves: a server that runs until it is told to
+end, and its log on standard error.
 """
 
 from __future__ import annotations

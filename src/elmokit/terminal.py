@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-GOES_ON = {"embed", "prepare", "pretrain", "finetune", "task", "probe"}  # verbs that go on where they were stopped
+GOES_ON = {
+    "embed",
+    "prepare",
+    "pretrain",
+    "finetune",
+    "task",
+    "probe",
+    "index",
+}  # verbs that go on where they were stopped
 
 
 class OneLineErrors(click.Group):

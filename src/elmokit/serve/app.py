@@ -535,7 +535,9 @@ def _add_page(app: FastAPI) -> list[str]:
     def serving(file: Path) -> Callable[[], Coroutine[Any, Any, Response]]:
         async def serve() -> Response:
             kind = PAGE_TYPES.get(file.suffix)
-            return FileResponse(file, media_type=kind, headers={"content-security-policy": PAGE_POLICY, "cache-control": "no-cache"})
+            return FileResponse(
+                file, media_type=kind, headers={"content-security-policy": PAGE_POLICY, "cache-control": "no-cache"}
+            )
 
         return serve
 

@@ -1,7 +1,7 @@
 """What the server asks of a model, by batches.
 
-Enters: tokenized sentences with what is wanted of their layers; sentences to score; words to replace or to look up; texts for tasks.
-Leaves: NumPy arrays and plain values, equal to those of `ELMo`, whoever shares the batch.
+Enters: tokenized sentences with what is wanted of their layers; sentences to score; words to replace or to look up;
+texts for tasks.  Leaves: NumPy arrays and plain values, equal to those of `ELMo`, whoever shares the batch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,6 @@ class Engine:
             evaluate.substitutes(bilm, output_layer, vocabulary, blank.tokens, blank.position, blank.k)
             for blank in blanks
         ]
-
 
     def _neighbours(self, lookups: list[Lookup]) -> list[list[Neighbour]]:
         assert self.index is not None

@@ -1,7 +1,7 @@
 """One process or several that serve a model, from the first request to the last.
 
-Enters: a model, folders of tasks and of an index, `Settings`.  Leaves: a running server; after SIGTERM or Ctrl-C it takes no
-more connections, answers what it has, and returns.
+Enters: a model, folders of tasks and of an index, `Settings`.  Leaves: a running server; after SIGTERM or
+Ctrl-C it takes no more connections, answers what it has, and returns.
 
 Several workers are forks of a process that has loaded the model, packed its weights and run nothing in parallel: they
 share all of that memory, however the weights are stored, until somebody writes to it, and nobody does.

@@ -5,7 +5,7 @@ import { ask } from "./server.js";
 
 const NUM_COLOURS = 8; // of the style sheet: .label-0 …
 const TONES = ["very negative", "negative", "neutral", "positive", "very positive"]; // .tone-0 …
-const TEXTS = "Maria Schmidt flew from Berlin to Rome to meet the directors of the World Bank .\nA warm, funny and wholly delightful film .\nThe plot is thin and the jokes are tired .";
+const TEXTS = "Maria Schmidt flew from Berlin to Rome to meet the directors of the World Bank.\nA warm, funny and wholly delightful film.\nThe plot is thin and the jokes are tired.";
 const PASSAGE = "Maria Schmidt flew from Berlin to Rome. There she met the directors of the World Bank, who asked her to stay.";
 
 // what each kind of task reads; `join` makes of the fields what is sent

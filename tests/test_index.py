@@ -1,0 +1,563 @@
+"""The store of words in context: what it finds, and what it keeps when it is killed, damaged or asked wrongly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from elmokit import BiLM, BiLMConfig, ELMo
+from elmokit import index as index_module
+from elmokit.characters import tokenize
+from elmokit.cli_index import index as index_verb
+from elmokit.cli_index import neighbours as neighbours_verb
+from elmokit.corpus import Vocabulary
+from elmokit.index import Added, Neighbour, WordIndex, weights_digest
+
+pytest.importorskip("usearch", reason="the extra elmokit[index] is not installed")
+
+CONFIG = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8, num_layers=2)
+DATA_FILES = ["sentences.jsonl", "rows.bin", "vectors.bin"]
+
+
+def random_model(seed=0, **settings):
+    torch.manual_seed(seed)
+    model = ELMo(BiLM(CONFIG), **settings).eval()
+    for parameter in model.bilm.parameters():  # initial weights are so small that all vectors are nearly one
+        parameter.data.mul_(2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model()
+
+
+def random_sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    words = ["the", "bank", "river", "money", "play", "a", "of", ",", ".", *(f"w{number}" for number in range(60))]
+    return [[words[word] for word in rng.integers(len(words), size=rng.integers(0, 12))] for _ in range(count)]
+
+
+def vectors_of(model, sentences, layers="average"):
+    """(words, 2P), length one: the oracle's own computation."""
+    vectors = np.concatenate(model.embed(sentences, layers=layers)).astype(np.float64)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def with_graph(monkeypatch):
+    """Batches and graphs at the sizes of tests."""
+    monkeypatch.setattr(index_module, "TOKENS_AT_ONCE", 100)
+    monkeypatch.setattr(index_module, "ROWS_OUTSIDE_GRAPH", 50)
+
+
+def content(folder):
+    return {name: (folder / name).read_bytes() for name in DATA_FILES}
+
+
+# ---- what it finds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["average", "top", 0, 1])
+def test_exact_search_finds_what_numpy_finds(model, tmp_path, layer):
+    sentences = random_sentences(100)
+    store = WordIndex.create(tmp_path / "store", model, layer=layer)
+    store.add(model, sentences)
+    words = vectors_of(model, sentences, layer)
+    assert len(store) == len(words)
+    queries = vectors_of(model, random_sentences(5, seed=1), layer)
+    cosines = queries @ words.T
+    hits = store.search(queries, 7)
+    assert np.allclose(hits.cosines, -np.sort(-cosines, axis=1)[:, :7], atol=1e-3)  # of float16
+    assert np.allclose(np.take_along_axis(cosines, hits.rows, axis=1), hits.cosines, atol=1e-3)
+
+
+def test_the_graph_finds_nearly_all_that_exact_search_finds(model, tmp_path, with_graph):
+    sentences = random_sentences(400)
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences)
+    assert store.contents.graph_rows > 1000
+    queries = vectors_of(model, random_sentences(50, seed=1))
+    found, wanted = store.search(queries, 10), store.search(queries, 10, exact=True)
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.rows, wanted.rows, strict=True)]) > 0.95
+    assert (np.diff(found.cosines, axis=1) <= 0).all()
+    # the same figures, since both come from the float16 vectors
+    same = found.rows == wanted.rows
+    assert same.any()
+    assert np.allclose(found.cosines[same], wanted.cosines[same], atol=1e-6)
+
+
+def test_words_that_are_not_in_the_graph_yet_are_found_too(model, tmp_path, with_graph):
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(100))
+    in_graph = store.contents.graph_rows
+    assert in_graph == len(store)
+    store.add(model, [["an", "uncommon", "sentence"]])
+    assert store.contents.graph_rows == in_graph  # too few to write the graph again
+    hits = store.search(vectors_of(model, [["an", "uncommon", "sentence"]]), 1)
+    assert hits.rows[:, 0].tolist() == [in_graph, in_graph + 1, in_graph + 2]
+    assert np.allclose(hits.cosines, 1, atol=1e-3)
+
+
+def test_a_graph_that_proposes_too_little_is_not_believed(model, tmp_path, with_graph, monkeypatch):
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(100))
+    queries = vectors_of(model, random_sentences(3, seed=1))
+    wanted = store.search(queries, 5, exact=True)
+
+    class Broken:
+        def search(self, query, count):
+            return type("Matches", (), {"keys": np.zeros(2, np.uint64)})
+
+    monkeypatch.setattr(store, "_graph", Broken())
+    assert (store.search(queries, 5).rows == wanted.rows).all()
+
+
+def test_more_than_the_store_has_gives_all_that_it_has(model, tmp_path, with_graph):
+    sentences = random_sentences(60)
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences)
+    hits = store.search(vectors_of(model, [["the", "bank"]]), 10_000)
+    assert sorted(hits.rows[0]) == list(range(len(store)))
+    found = store.neighbours(model, "the [bank]", k=10_000)
+    distinct = [number for number, words in enumerate(sentences) if words and words != ["the", "bank"]]
+    assert sorted(neighbour.sentence_number for neighbour in found) == distinct
+
+
+def test_no_queries_have_no_neighbours(model, tmp_path, with_graph):
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(50))
+    assert store.search(np.zeros((0, 16)), 3).rows.shape == (0, 3)
+
+
+def test_neighbours_are_one_word_of_each_sentence_and_not_the_query(model, tmp_path):
+    sentences = [["He", "sat", "by", "the", "bank", "."], *random_sentences(80)]
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences)
+    found = store.neighbours(model, "He sat by the [bank] .", k=5)
+    query = vectors_of(model, sentences[:1])[4]
+    best = {}
+    for number, words in enumerate(sentences):
+        if words and number:
+            cosines = vectors_of(model, [words]) @ query
+            best[number] = (float(cosines.max()), int(cosines.argmax()))
+    wanted = sorted(best, key=lambda number: -best[number][0])[:5]
+    assert [neighbour.sentence_number for neighbour in found] == wanted
+    for neighbour in found:
+        cosine, place = best[neighbour.sentence_number]
+        words = sentences[neighbour.sentence_number]
+        assert neighbour == Neighbour(words, place, words[place], pytest.approx(cosine, abs=1e-3), wanted.pop(0))
+
+
+def test_strings_are_tokenized_and_odd_tokens_come_back_as_they_went_in(model, tmp_path):
+    odd = ["two words", "", "naïve", "漢字", "\ud800", "line\nfeed", '"']
+    store = WordIndex.create(tmp_path / "store", model)
+    assert store.add(model, ["He can't pay.", odd]) == Added(2, 5 + len(odd), 0)
+    found = store.neighbours(model, "a [b]", k=9)
+    assert sorted(neighbour.tokens for neighbour in found) == sorted([tokenize("He can't pay."), odd])
+
+
+def test_punctuation_and_chosen_words_are_left_out_on_request(model, tmp_path):
+    sentences = [["The", "bank", ",", "--", "of", "3", "."], ["."]]
+    store = WordIndex.create(tmp_path / "store", model, skip_punctuation=True, skip_words=["the", "OF"])
+    assert store.add(model, sentences).num_words == 2
+    assert store.num_sentences == 2
+    (found,) = store.neighbours(model, "a [b]", k=9)
+    assert (found.word in ("bank", "3"), found.tokens) == (True, sentences[0])
+
+
+def test_an_empty_corpus_makes_an_empty_store_that_finds_nothing(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model)
+    assert store.add(model, []) == Added(0, 0, 0)
+    assert store.add(model, [[], ""]) == Added(2, 0, 0)
+    assert (len(store), store.num_sentences) == (0, 2)
+    assert store.neighbours(model, "the [bank]") == []
+    assert WordIndex.open(tmp_path / "store").search(np.ones((2, 16))).rows.shape == (2, 0)
+
+
+def test_the_progress_counts_sentences(model, tmp_path, with_graph):
+    sentences, seen = random_sentences(100), []
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 2
+    assert seen == sorted(seen)
+    assert seen[-1] == (100, 100)
+    store.add(model, iter(sentences[:3]), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (3, None)
+
+
+# ---- adding in parts -------------------------------------------------------------------------------------------------
+
+
+def test_a_store_made_in_parts_is_the_store_made_at_once(model, tmp_path, with_graph):
+    sentences = random_sentences(120)
+    whole, parts = (WordIndex.create(tmp_path / name, model) for name in ("whole", "parts"))
+    whole.add(model, sentences)
+    for begin in range(0, 120, 17):
+        WordIndex.open(tmp_path / "parts").add(model, sentences[begin : begin + 17])
+    parts = WordIndex.open(tmp_path / "parts")
+    assert parts.num_sentences == 120
+    assert (parts._rows == whole._rows).all()
+    assert np.allclose(parts._vectors.astype(float), whole._vectors.astype(float), atol=1e-3)
+    lines = (tmp_path / "parts" / "sentences.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == sentences
+    assert len(list((tmp_path / "parts").glob("graph-*"))) == 1
+
+
+def test_a_source_is_added_once_and_what_grew_at_its_end_is_added(model, tmp_path, with_graph):
+    sentences = random_sentences(60)
+    store = WordIndex.create(tmp_path / "store", model)
+    first = store.add(model, sentences[:50], source="a.txt")
+    assert (first.num_sentences, first.num_skipped) == (50, 0)
+    assert store.add(model, sentences[:50], source="a.txt") == Added(0, 0, 50)
+    assert store.add(model, sentences, source="a.txt").num_sentences == 10
+    assert store.add(model, sentences[:5], source="b.txt").num_sentences == 5
+    assert store.add(model, sentences[:5]).num_sentences == 5
+    assert store.num_sentences == 70
+
+
+@pytest.mark.parametrize("change", [lambda lines: [["other"], *lines[1:]], lambda lines: lines[:-1], lambda _: []])
+def test_a_source_that_changed_is_refused(model, tmp_path, change):
+    sentences = random_sentences(20)
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences, source="a.txt")
+    before = content(tmp_path / "store")
+    with pytest.raises(ValueError, match=r"a\.txt: .*20 sentences of it, which are not its first ones now"):
+        store.add(model, change(sentences), source="a.txt")
+    assert content(tmp_path / "store") == before
+
+
+# ---- killed and damaged ----------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", range(1, 37, 5))
+def test_a_build_that_stops_anywhere_goes_on_and_loses_and_repeats_nothing(
+    model, tmp_path, with_graph, monkeypatch, step
+):
+    sentences = random_sentences(60)
+    WordIndex.create(tmp_path / "whole", model).add(model, sentences, source="a")
+    store, steps = WordIndex.create(tmp_path / "store", model), []
+
+    def dies(original, *, after):
+        def call(*arguments, **settings):
+            steps.append(original)
+            if len(steps) == step and not after:
+                raise Killed
+            result = original(*arguments, **settings)
+            if len(steps) == step:
+                raise Killed
+            return result
+
+        return call
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", dies(os.fsync, after=False))
+        patched.setattr(os, "replace", dies(os.replace, after=True))
+        with pytest.raises(Killed):
+            store.add(model, sentences, source="a")
+    before = WordIndex.open(tmp_path / "store")
+    assert before.search(np.ones((1, 16)), 3).rows.shape == (1, min(3, len(before)))
+    again = WordIndex.open(tmp_path / "store")
+    added = again.add(model, sentences, source="a")
+    assert added.num_sentences + added.num_skipped == 60
+    assert content(tmp_path / "store") == content(tmp_path / "whole")
+    assert not list((tmp_path / "store").glob(".*.tmp"))
+    assert (again.contents.graph_rows > 0, len(list((tmp_path / "store").glob("graph-*")))) == (True, 1)
+
+
+KILLED_PROGRAM = """
+import sys, time
+from test_index import random_model, random_sentences
+from elmokit import index
+index.TOKENS_AT_ONCE, index.ROWS_OUTSIDE_GRAPH = 100, 50
+model = random_model()
+store = index.WordIndex.create(sys.argv[1], model)
+def report(done, total):
+    print(done, flush=True)
+    time.sleep(0.05)
+store.add(model, random_sentences(200), source="a", progress=report)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
+def test_a_killed_process_leaves_a_store_that_goes_on(model, tmp_path, with_graph):
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED_PROGRAM, str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        for _ in range(3):
+            assert int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+    half = WordIndex.open(tmp_path / "store")
+    assert 0 < half.num_sentences < 200
+    with open(tmp_path / "store" / "vectors.bin", "ab") as file:
+        file.write(b"half of a batch")
+    added = half.add(model, random_sentences(200), source="a")
+    assert (added.num_skipped > 0, added.num_sentences + added.num_skipped) == (True, 200)
+    WordIndex.create(tmp_path / "whole", model).add(model, random_sentences(200), source="a")
+    assert content(tmp_path / "store") == content(tmp_path / "whole")
+
+
+@pytest.mark.skipif(index_module.fcntl is None, reason="there are no file locks here")
+def test_two_do_not_add_at_once_and_a_reader_sees_what_is_committed(model, tmp_path, with_graph):
+    store = WordIndex.create(tmp_path / "store", model)
+
+    def meanwhile(done, total):
+        assert len(WordIndex.open(tmp_path / "store")) == len(store)
+        with pytest.raises(ValueError, match="another process is adding"):
+            WordIndex.open(tmp_path / "store").add(model, [["a"]])
+
+    store.add(model, random_sentences(40), progress=meanwhile)
+
+
+@pytest.mark.parametrize("name", DATA_FILES)
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_file_that_is_cut_or_gone_is_named(model, tmp_path, name, missing):
+    WordIndex.create(tmp_path / "store", model).add(model, random_sentences(20))
+    path = tmp_path / "store" / name
+    if missing:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ValueError, match=f"{name} has .* bytes, contents.json counts .* damaged"):
+        WordIndex.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["index.json", "contents.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"unknown": 1}', '{"num_rows": "many"}', '{"format": "other"}'])
+def test_a_damaged_record_is_named(model, tmp_path, name, text):
+    WordIndex.create(tmp_path / "store", model)
+    (tmp_path / "store" / name).write_text(text)
+    with pytest.raises(ValueError, match=name):
+        WordIndex.open(tmp_path / "store")
+
+
+def test_a_store_of_another_format_is_refused(model, tmp_path):
+    WordIndex.create(tmp_path / "store", model)
+    path = tmp_path / "store" / "index.json"
+    path.write_text(path.read_text().replace("index 1", "index 2"))
+    with pytest.raises(ValueError, match=r"index\.json: format is 'elmokit index 2'"):
+        WordIndex.open(tmp_path / "store")
+
+
+def test_a_missing_record_is_named(model, tmp_path):
+    WordIndex.create(tmp_path / "store", model)
+    (tmp_path / "store" / "contents.json").unlink()
+    with pytest.raises(ValueError, match=r"contents\.json is missing"):
+        WordIndex.open(tmp_path / "store")
+
+
+def test_a_damaged_sentence_is_named(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(20))
+    path = tmp_path / "store" / "sentences.jsonl"
+    path.write_bytes(b"\x00" * path.stat().st_size)
+    with pytest.raises(ValueError, match=r"sentences\.jsonl: damaged at byte"):
+        WordIndex.open(tmp_path / "store").neighbours(model, "the [bank]")
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "nonsense", "another"])
+def test_a_damaged_graph_is_made_again_of_the_vectors(model, tmp_path, with_graph, caplog, damage):
+    folder = tmp_path / "store"
+    WordIndex.create(folder, model).add(model, random_sentences(100), source="a")
+    (graph,) = folder.glob("graph-*")
+    if damage == "gone":
+        graph.unlink()
+    elif damage == "cut":
+        os.truncate(graph, 1000)
+    elif damage == "nonsense":
+        graph.write_bytes(b"\x01" * graph.stat().st_size)
+    else:
+        WordIndex.create(tmp_path / "other", model).add(model, random_sentences(20))
+        (other,) = (tmp_path / "other").glob("graph-*")
+        graph.write_bytes(other.read_bytes())
+        record = json.loads((folder / "contents.json").read_text())
+        (folder / "contents.json").write_text(json.dumps({**record, "graph_bytes": graph.stat().st_size}))
+    store = WordIndex.open(folder)
+    assert "the graph is damaged or missing" in caplog.text
+    queries = vectors_of(model, [["the", "bank"]])
+    assert (store.search(queries, 5).rows == store.search(queries, 5, exact=True).rows).all()
+    store.add(model, random_sentences(100), source="a")
+    caplog.clear()
+    assert WordIndex.open(folder).contents.graph_rows == len(store)
+    assert not caplog.records
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(model, tmp_path, monkeypatch):
+    store = WordIndex.create(tmp_path / "store", model)
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"sentences\.jsonl"):
+        store.add(model, [["a"]])
+    assert len(WordIndex.open(tmp_path / "store")) == 0
+
+
+# ---- asked wrongly ---------------------------------------------------------------------------------------------------
+
+
+def test_another_model_is_refused_and_the_same_one_loaded_again_is_not(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model, model_name="mine")
+    store.add(model, random_sentences(5))
+    other = random_model(seed=1)
+    with pytest.raises(ValueError, match=r"another model \(mine\): its weights have the digest"):
+        store.neighbours(other, "the [bank]")
+    with pytest.raises(ValueError, match="another model"):
+        store.add(other, [["a"]])
+    model.save_pretrained(tmp_path / "model")
+    assert store.neighbours(ELMo.from_pretrained(tmp_path / "model"), "the [bank]")
+
+
+def test_a_weight_that_changes_later_is_seen(tmp_path):
+    model = random_model()
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(5))
+    with torch.no_grad():
+        next(model.bilm.layers[1].parameters()).view(-1)[0] += 1
+    with pytest.raises(ValueError, match="another model"):
+        store.neighbours(model, "the [bank]")
+
+
+def test_the_digest_tells_models_apart_by_type_and_words():
+    model = random_model()
+    assert weights_digest(model) == weights_digest(random_model())
+    assert weights_digest(model) != weights_digest(random_model().double())
+    config = BiLMConfig(num_words=4, cell_dim=16, projection_dim=8, num_layers=1)
+    torch.manual_seed(0)
+    bilm = BiLM(config)
+    one, two = (ELMo(bilm, vocabulary=Vocabulary(["<S>", "</S>", "<UNK>", word])) for word in ("bank", "river"))
+    assert weights_digest(one) != weights_digest(two)
+
+
+def test_a_model_that_carries_its_state_is_refused(tmp_path):
+    model = random_model(state="carry")
+    with pytest.raises(ValueError, match="carries its state"):
+        WordIndex.create(tmp_path / "store", model).add(model, [["a"]])
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path, monkeypatch):
+    model = random_model()
+    store = WordIndex.create(tmp_path / "store", model)
+    monkeypatch.setattr(model, "embed", lambda tokens, layers: [np.full((len(t), 16), np.nan) for t in tokens])
+    with pytest.raises(ValueError, match="vectors of 'a b' are not finite"):
+        store.add(model, [["a", "b"]])
+    assert len(WordIndex.open(tmp_path / "store")) == 0
+
+
+def test_wrong_questions_are_refused(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model)
+    with pytest.raises(ValueError, match="expected a list of sentences, got one string"):
+        store.add(model, "one string")
+    with pytest.raises(ValueError, match=r"sentences\[1\]"):
+        store.add(model, [["a"], 3])
+    with pytest.raises(ValueError, match="k is 0"):
+        store.neighbours(model, "the [bank]", k=0)
+    with pytest.raises(ValueError, match="k is 0"):
+        store.search(np.ones((1, 16)), 0)
+    with pytest.raises(ValueError, match="mark one word with brackets"):
+        store.neighbours(model, "the bank")
+    with pytest.raises(ValueError, match=r"vectors are \(16,\): this index has vectors of \(n, 16\)"):
+        store.search(np.ones(16))
+
+
+@pytest.mark.parametrize("layer", ["all", 3, -1, True, 1.0])
+def test_a_layer_that_is_not_there_is_refused(model, tmp_path, layer):
+    with pytest.raises(ValueError, match="layer must be"):
+        WordIndex.create(tmp_path / "store", model, layer=layer)
+
+
+def test_a_folder_that_holds_something_is_left_alone(model, tmp_path):
+    WordIndex.create(tmp_path / "store", model)
+    with pytest.raises(ValueError, match="there is an index already"):
+        WordIndex.create(tmp_path / "store", model)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="something else is there"):
+        WordIndex.create(tmp_path / "other", model)
+    with pytest.raises(ValueError, match=r"no index\.json, so this is no index"):
+        WordIndex.open(tmp_path / "other")
+    (tmp_path / "store" / "index.json").unlink()  # as a kill in `create` leaves it
+    assert len(WordIndex.create(tmp_path / "store", model)) == 0
+
+
+def test_without_usearch_the_extra_is_named(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "usearch.index", None)
+    with pytest.raises(ImportError, match=r'pip install "elmokit\[index\]"'):
+        WordIndex.create(tmp_path / "store", model)
+    assert not (tmp_path / "store").exists()
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(model, tmp_path, monkeypatch):
+    """A working folder with a model and a corpus."""
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("mine")
+    lines = ["He sat by the bank.", "", "The play was good.", "They play ball, he said."]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(verb, *arguments):
+    done = CliRunner().invoke(verb, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_store_is_built_added_to_and_asked_from_the_command_line(folder, model):
+    assert "18 words added, 18 in 4 sentences now" in run(index_verb, "build", "corpus.txt", "--model", "mine")
+    again = json.loads(run(index_verb, "build", "corpus.txt", "--json"))
+    assert (again["added_words"], again["known_sentences"], again["words"]) == (0, 4, 18)
+    (folder / "more.txt").write_text("a new play begins\n")
+    said = run(index_verb, "add", "store", "more.txt", "corpus.txt")
+    assert "4 words added, 22 in 5 sentences now; 4 sentences were there before" in said
+
+
+def test_neighbours_are_printed_with_their_word_marked(folder, model):
+    run(index_verb, "build", "corpus.txt", "--model", "mine", "-o", "words")
+    text = run(neighbours_verb, "A [play] .", "the [bank]", "--store", "words", "-k", "2")
+    lines = text.splitlines()
+    assert (lines[0], lines[3], lines[4], len(lines)) == ("A [play] .", "", "the [bank]", 7)
+    store = WordIndex.open("words")
+    for line, found in zip(lines[1:3], store.neighbours(model, "A [play] .", k=2), strict=True):
+        marked = [*found.tokens[: found.index], f"[{found.word}]", *found.tokens[found.index + 1 :]]
+        assert line == f"{found.cosine:.4f}  {' '.join(marked)}"
+    answer = json.loads(run(neighbours_verb, "A [play] .", "--store", "words", "--json"))
+    assert [query["sentence"] for query in answer["queries"]] == ["A [play] ."]
+    first = answer["queries"][0]["neighbours"][0]
+    assert first["tokens"][first["index"]] == first["word"]
+    assert first["sentence_number"] in (0, 2, 3)
+
+
+def test_info_says_what_a_store_holds(folder):
+    (folder / "stop.txt").write_text("the\nof\n")
+    options = ["--model", "mine", "--layer", "1", "--skip-punctuation", "--skip-words", "stop.txt"]
+    run(index_verb, "build", "corpus.txt", *options)
+    found = json.loads(run(index_verb, "info", "--json"))
+    assert (found["words"], found["sentences"], found["layer"], found["skipped_words"]) == (12, 4, 1, 2)
+    assert found["sources"] == {str((folder / "corpus.txt").resolve()): 4}
+    assert found["bytes"] == sum(path.stat().st_size for path in (folder / "store").iterdir())
+    assert "corpus.txt (4)" in run(index_verb, "info", "store")
+
+
+def test_a_store_is_not_built_on_with_other_settings(folder):
+    run(index_verb, "build", "corpus.txt", "--model", "mine")
+    with pytest.raises(ValueError, match="store was made with layer 'average', not 'top'"):
+        run(index_verb, "build", "corpus.txt", "--layer", "top")
+    with pytest.raises(ValueError, match="--layer is top, average or a number"):
+        run(index_verb, "build", "corpus.txt", "--layer", "all")
+    with pytest.raises(ValueError, match="no such file"):
+        run(index_verb, "build", "nowhere.txt")
