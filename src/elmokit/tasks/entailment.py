@@ -107,7 +107,7 @@ class Entailment:
 
     def score(self, examples: Sequence[TokenPair], predictions: Sequence[dict[str, float]]) -> dict[str, float]:
         """Accuracy, and the mean F1 of the labels."""
-        return metrics.accuracy([example.label for example in examples], list(map(_likeliest, predictions)))
+        return metrics.accuracy([example.label for example in examples], list(map(metrics.likeliest, predictions)))
 
     def from_text(self, given: Any) -> TokenPair:
         """A mapping of premise and hypothesis, each as text or tokens; or text with a tab between them."""
@@ -123,13 +123,9 @@ class Entailment:
         return {
             "premise": example.premise,
             "hypothesis": example.hypothesis,
-            "label": _likeliest(prediction),
+            "label": metrics.likeliest(prediction),
             "probabilities": prediction,
         }
-
-
-def _likeliest(probabilities: dict[str, float]) -> str:
-    return max(probabilities, key=probabilities.__getitem__)
 
 
 def _first_line(path: str) -> str:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+def likeliest(probabilities: Mapping[str, float]) -> str:
+    """The label that a classifier would choose."""
+    return max(probabilities, key=probabilities.__getitem__)
 
 
 def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:

@@ -114,7 +114,7 @@ class Classification:
 
     def score(self, examples: Sequence[LabelledText], predictions: Sequence[dict[str, float]]) -> dict[str, float]:
         """Accuracy, and the mean F1 of the labels."""
-        return metrics.accuracy([example.label for example in examples], list(map(_likeliest, predictions)))
+        return metrics.accuracy([example.label for example in examples], list(map(metrics.likeliest, predictions)))
 
     def from_text(self, given: Any) -> LabelledText:
         """A sentence: see `read_tokens`."""
@@ -122,11 +122,7 @@ class Classification:
 
     def to_json(self, example: LabelledText, prediction: dict[str, float]) -> dict[str, Any]:
         """Tokens, the likeliest label, and the probability of each."""
-        return {"tokens": example.tokens, "label": _likeliest(prediction), "probabilities": prediction}
-
-
-def _likeliest(probabilities: dict[str, float]) -> str:
-    return max(probabilities, key=probabilities.__getitem__)
+        return {"tokens": example.tokens, "label": metrics.likeliest(prediction), "probabilities": prediction}
 
 
 SENTIMENT = Classification(
