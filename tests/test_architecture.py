@@ -26,11 +26,13 @@ ORDER = [
     "pipeline",
     "evaluate",
     "model",
+    "spans",
     "pretraining",
     PUBLIC,
     "tasks",
     "probes",
     "index",
+    "export",
     "serve",
     "integrations",
     "compat",
@@ -42,6 +44,7 @@ ORDER = [
     "cli_probe",
     "cli_index",
     "cli_serve",
+    "cli_export",
     "cli",
 ]
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
