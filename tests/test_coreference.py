@@ -390,11 +390,14 @@ def test_training_reads_a_part_of_a_long_document_with_the_mentions_in_it(monkey
 # ---- training and use ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 @pytest.mark.parametrize("name", ["coreference", "pronouns"])
-def test_a_few_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(small, monkeypatch, name, elmo_at):
+def test_a_few_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(
+    small, monkeypatch, name, elmo_at, device
+):
     monkeypatch.setattr(coreference, "SPANS_PER_TOKEN", 0.5)  # every third token of so short a text begins a mention
-    config = small(name, elmo_at=elmo_at, epochs=80, patience=80, rate_decay=1.0)
+    config = small(name, elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
     metric = TASKS[name].metric
 
     class LearnedError(Exception):
@@ -406,7 +409,7 @@ def test_a_few_examples_are_learned_by_heart_and_the_saved_task_answers_the_same
 
     with pytest.raises(LearnedError):
         train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out)
+    trained = load_task(config.out, device=device)
     assert trained.evaluate(config.train)[metric] == pytest.approx(1.0)
     examples = trained.task.read(config.train)
     if name == "coreference":

@@ -95,9 +95,10 @@ def test_the_files_of_a_data_folder_are_found(tmp_path):
     }
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_pairs_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at):
-    config = small(elmo_at=elmo_at, epochs=60, patience=60, rate_decay=1.0)
+def test_ten_pairs_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+    config = small(elmo_at=elmo_at, device=device, epochs=60, patience=60, rate_decay=1.0)
 
     class LearnedError(Exception):
         pass
@@ -108,7 +109,7 @@ def test_ten_pairs_are_learned_by_heart_and_the_saved_task_answers_the_same(smal
 
     with pytest.raises(LearnedError):
         train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out)
+    trained = load_task(config.out, device=device)
     assert trained.evaluate(config.train) == {"accuracy": 1.0, "macro_f1": 1.0}
     answers = trained.predict([{"premise": premise, "hypothesis": hypothesis} for premise, hypothesis, _ in PAIRS])
     assert [answer["label"] for answer in answers] == [label for *_, label in PAIRS]

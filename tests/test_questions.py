@@ -189,9 +189,10 @@ def test_windows_cover_a_context_and_any_answer_up_to_half_a_window_is_whole_in_
 # ---- the task --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_questions_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at):
-    config = small(elmo_at=elmo_at, epochs=80, patience=80, rate_decay=1.0)
+def test_ten_questions_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+    config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
 
     class LearnedError(Exception):
         pass
@@ -202,7 +203,7 @@ def test_ten_questions_are_learned_by_heart_and_the_saved_task_answers_the_same(
 
     with pytest.raises(LearnedError):
         train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out)
+    trained = load_task(config.out, device=device)
     assert trained.evaluate(config.train) == {"f1": 1.0, "exact_match": 1.0}
     given = [(context, question, golds) for context, asked in PARAGRAPHS for question, golds in asked]
     answers = trained.predict([{"context": context, "question": question} for context, question, _ in given])

@@ -151,9 +151,10 @@ def test_the_predicates_tagger_leaves_the_vectors_of_words_to_the_roles(trained)
 # ---- training and use ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at):
-    config = small(elmo_at=elmo_at, epochs=80, patience=80, rate_decay=1.0, learning_rate=0.02)
+def test_ten_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+    config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0, learning_rate=0.02)
 
     class LearnedError(Exception):
         pass
@@ -164,7 +165,7 @@ def test_ten_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(s
 
     with pytest.raises(LearnedError):
         train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out)
+    trained = load_task(config.out, device=device)
     assert trained.evaluate(config.train)["f1"] == 1.0
     examples = ROLES.read(config.train)
     given = [{"tokens": example.tokens, "predicate": p} for example in examples for p in example.predicates]

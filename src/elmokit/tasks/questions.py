@@ -132,7 +132,11 @@ class AttentionFlow(nn.Module):
         places = torch.zeros(mask.shape, dtype=torch.long)
         places[mask] = tokens[(bounds[:, :1] + steps)[mask]]
         places, mask = to_device(places, self.inputs.device), to_device(mask, self.inputs.device)
-        x, output = (nn.functional.embedding(places, v.flatten(0, 1)) for v in (embedded.x, embedded.output))
+        x, output = (
+            # torch 2.11's gradient of an embedding of width 0 reads outside a GPU's memory
+            nn.functional.embedding(places, v.flatten(0, 1)) if v.shape[2] else v.new_zeros(*places.shape, 0)
+            for v in (embedded.x, embedded.output)
+        )
         return Embedded(x * mask.unsqueeze(-1), mask, output)
 
     def loss(self, examples: Sequence[TokenizedQuestion]) -> Tensor:
