@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from click.testing import CliRunner
 from elmokit import ELMo
 from elmokit.cli_tasks import task as task_group
 from elmokit.tasks import TASKS, TaskConfig, load_task, train, vectors
-from elmokit.tasks.compare import compare
+from elmokit.tasks.compare import Comparison, Variant, compare, compare_shares, read_comparison, share_table, summarize
 from elmokit.tasks.inputs import Inputs, read_tokens
 from elmokit.tasks.settings import find_files, load_recipe, parse_overrides
 from elmokit.tasks.trainer import Snapshots
@@ -857,6 +858,132 @@ def test_a_comparison_of_one_seed_has_no_spread_and_bad_ones_are_refused(small):
         compare(config, seeds=[1, 1])
     with pytest.raises(ValueError, match="not 'top'"):
         compare(config, variants=["top"])
+
+
+def test_a_plain_comparison_is_the_one_of_all_data_among_shares_and_nothing_trains_twice(
+    arguments, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    whole = json.loads(run("compare", *arguments, "--seeds", "1", "--json"))
+    shares = [*arguments, "--seeds", "1", "--shares", "1,0.5"]
+    found = json.loads(run("compare", *shares, "--json"))
+    assert list(found) == ["0.5", "1"]
+    assert found["1"] == whole
+    assert found == json.loads((out / "shares.json").read_text())
+    assert found["0.5"] == json.loads((out / "share-0.5" / "compare.json").read_text())
+    for folder, share in ((out / "share-0.5" / "both-1", 0.5), (out / "both-1", 1.0)):
+        assert json.loads((folder / "run.json").read_text())["share"] == share
+    assert (out / "shares.svg").read_text().lstrip().startswith("<?xml")
+    monkeypatch.setattr("elmokit.tasks.trainer._Run", lambda *_: pytest.fail("it trained again"))
+    shown = run("compare", *shares).splitlines()
+    for line, (share, comparison) in zip(shown[1:], found.items(), strict=True):
+        means = [f"{100 * one['mean']:.2f} ± 0.00" for one in comparison["variants"]]
+        assert re.split(r"\s{2,}", line) == [f"{100 * float(share):g} %", *means]
+
+
+def test_shares_that_are_none_are_refused_before_anything_trains(arguments, small):
+    with pytest.raises(ValueError, match=r"--shares 'half': write numbers with commas between them"):
+        run("compare", *arguments, "--shares", "half")
+    for wrong in ([], [0.1, 0.1], [0], [2]):
+        with pytest.raises(ValueError, match="different numbers above 0 and at most 1"):
+            compare_shares(small(), wrong)
+
+
+def made_up(task: str, scores: dict[str, list[float]], **changes: object) -> Comparison:
+    """A comparison with these scores; mixes that differ for each task and variant."""
+    baseline = None if "none" not in scores else np.mean(scores["none"])
+    variants = []
+    for elmo_at, values in scores.items():
+        reduction = None if elmo_at == "none" or baseline is None else (np.mean(values) - baseline) / (1 - baseline)
+        mixes = {"none": (), "input": ((0.2, 0.5, 0.3),), "both": ((0.1, 0.6, 0.3), (0.7, 0.2, 0.1))}[elmo_at]
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        variants.append(Variant(elmo_at, tuple(values), float(np.mean(values)), spread, reduction, mixes, 2.0))
+    seeds = tuple(range(1, len(values) + 1))
+    return dataclasses.replace(Comparison(task, "f1", "test", seeds, tuple(variants)), **changes)
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "compare.json").write_text(json.dumps(dataclasses.asdict(comparison)))
+    return folder
+
+
+def test_shares_tell_how_little_data_does_what_all_of_it_does_without_elmo(small, monkeypatch):
+    scores = {
+        0.01: {"none": [0.2, 0.3], "input": [0.4, 0.5], "both": [0.3, 0.4]},
+        0.1: {"none": [0.4, 0.5], "input": [0.6, 0.6], "both": [0.5, 0.6]},
+        1.0: {"none": [0.5, 0.6], "input": [0.7, 0.7], "both": [0.8, 0.9]},
+    }
+    asked = []
+
+    def instead(config, *, seeds, variants, on_progress):
+        asked.append((config.share, Path(config.out).name))
+        on_progress("none", 1, "somewhere")
+        return made_up("ner", scores[config.share])
+
+    monkeypatch.setattr("elmokit.tasks.compare.compare", instead)
+    config, heard = small(), []
+    Path(config.out).mkdir()
+    found = compare_shares(config, [1, 0.01, 0.1], on_progress=lambda *one: heard.append(one))
+    assert asked == [(0.01, "share-0.01"), (0.1, "share-0.1"), (1.0, "run")]
+    assert heard == [(share, "none", 1, "somewhere") for share in (0.01, 0.1, 1)]
+    columns, rows = share_table(found)
+    assert columns == ["ner: f1 on test, 2 seeds", "baseline", "+ ELMo at the input", "+ ELMo at input and output"]
+    assert rows[0] == ["1 %", "25.00 ± 7.07", "45.00 ± 7.07", "35.00 ± 7.07"]
+    page = (Path(config.out) / "shares.md").read_text()
+    assert "+ ELMo at the input: 10 % of train do at least what 100 % do for the baseline." in page
+    assert "+ ELMo at input and output: 10 % of train do at least what 100 % do for the baseline." in page
+    scores[0.1]["both"] = [0.5, 0.55]
+    compare_shares(config, [0.01, 0.1, 1])
+    assert "at input and output:" not in (Path(config.out) / "shares.md").read_text()
+
+
+def test_finished_comparisons_stand_in_one_table_beside_the_paper(tmp_path):
+    comparisons = {
+        "wnut": made_up("ner", {"none": [0.4, 0.6], "input": [0.6, 0.6], "both": [0.5, 0.7]}),
+        "ewt": made_up("pos", {"none": [0.9], "both": [0.8]}, metric="accuracy", part="dev"),
+        "more": made_up("ner", {"input": [0.6]}),
+    }
+    folders = [write_comparison(tmp_path / name, one) for name, one in comparisons.items()]
+    assert [read_comparison(folder) for folder in folders] == list(comparisons.values())
+    out = tmp_path / "docs"
+    shown = run("summary", *folders, "--out", out)
+    lines = (out / "summary.md").read_text().splitlines()
+    assert lines[2:] == [
+        "| wnut | ner | f1 on test | 2 | 50.00 ± 14.14 | 60.00 ± 0.00 | 60.00 ± 14.14 | 20.0 % | 20.0 % | 21.0 % |",
+        "| ewt | pos | accuracy on dev | 1 | 90.00 ± 0.00 |  | 80.00 ± 0.00 |  | -100.0 % |  |",
+        "| more | ner | f1 on test | 1 |  | 60.00 ± 0.00 |  |  |  | 21.0 % |",
+    ]
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+    assert "60.00 ± 14.14" in shown
+    values = json.loads(run("summary", *folders, "--json"))
+    assert values == json.loads((out / "summary.json").read_text())
+    assert values["ewt"]["variants"][1]["mean"] == 0.8
+    first = (out / "summary.svg").read_bytes()
+    summarize(folders, out)
+    assert (out / "summary.svg").read_bytes() == first
+    for number in ("20.0", "-100.0", "wnut"):
+        assert number in first.decode()
+    summarize(folders[1:2], out)  # neither a figure of the paper nor a gain at the input
+    assert "in the paper" not in (out / "summary.svg").read_text()
+
+
+def test_what_is_no_comparison_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere: no compare\.json there"):
+        run("summary", tmp_path / "nowhere")
+    folder = write_comparison(tmp_path / "a", made_up("ner", {"none": [0.5]}))
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match=r"b/\.\./a have the same name 'a': rename one of them"):
+        run("summary", folder, tmp_path / "b" / ".." / "a")
+    for text, message in (
+        ("[]", "expected a JSON object"),
+        ("{}", "there are no variants in it"),
+        ('{"variants": [{"spoons": 3}]}', "unknown key 'spoons'"),
+        ('{"variants": [3]}', "expected a table of settings, found int"),
+    ):
+        (folder / "compare.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"a/compare\.json: .*{message}"):
+            run("summary", folder)
 
 
 def test_on_a_terminal_a_bar_shows_vectors_and_epochs(arguments, monkeypatch, capsys, tmp_path):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elmokit.model import ELMo, ELMoOutput
     from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
     from elmokit.pretraining import pretrain
+    from elmokit.spans import embed_spans
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _HOMES = {
     "TokenLogProbs": "evaluate",
     "Vocabulary": "corpus",
     "batch_to_ids": "characters",
+    "embed_spans": "spans",
     "pretrain": "pretraining",
     "tokenize": "characters",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "Vocabulary",
     "__version__",
     "batch_to_ids",
+    "embed_spans",
     "pretrain",
     "tokenize",
 ]

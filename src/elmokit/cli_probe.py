@@ -1,4 +1,4 @@
-"""The verb of the command line that asks what the layers of a model know: probe.
+"""The verb of the command line that asks what the layers of a model know: probe, and probe mixes.
 
 Enters and leaves: as in `cli`, which gathers all verbs.  What the verb needs is imported inside it.
 """
@@ -14,7 +14,7 @@ import click
 from elmokit.terminal import json_option, load_model, model_options, print_table, progress_bar
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @model_options
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder with pos/, wsd/ and similarity/, or some of them."
@@ -26,7 +26,9 @@ from elmokit.terminal import json_option, load_model, model_options, print_table
     "--beside", multiple=True, type=click.Path(path_type=Path), help="probe.json of another model to compare."
 )
 @json_option
+@click.pass_context
 def probe(
+    context: click.Context,
     model: str | None,
     device: str | None,
     data: Path | None,
@@ -41,6 +43,10 @@ def probe(
     Probes: senses and words (they need no data), wic, scws, pos, wsd, contexts (from --data) and perplexity (of
     --heldout).  With --out, a run that was stopped goes on when the same command is given again.
     """
+    if context.invoked_subcommand is not None:
+        if any(context.params.values()):
+            raise click.UsageError(f"options of {context.invoked_subcommand} stand behind its name")
+        return
     from importlib.util import find_spec
 
     from elmokit.files import replacing
@@ -81,3 +87,20 @@ def probe(
     for table in [*tables(report), *([comparison([report, *others])] if others else [])]:
         click.echo(f"\n{table.title}")
         print_table(False, {}, table.columns, table.rows)
+
+
+@probe.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for mixes.md, mixes.json and mixes.svg.")
+@json_option
+def mixes(folders: tuple[str, ...], target: Path | None, as_json: bool) -> None:
+    """Which layers the tasks took: the learned weights of their mixes, as a table and a heat map.
+
+    Each FOLDER is the --out of an `elmokit task compare` (its seeds are averaged) or `elmokit task train`.
+    """
+    from elmokit.probes.mixes import mix_table, read_mixes, write_mixes
+
+    found = read_mixes(folders)
+    if target is not None:
+        write_mixes(found, target)
+    print_table(as_json, {one.name: dataclasses.asdict(one) for one in found}, *mix_table(found))

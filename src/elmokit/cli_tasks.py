@@ -1,4 +1,4 @@
-"""The verbs of `elmokit task`: train, eval, predict, compare.
+"""The verbs of `elmokit task`: train, eval, predict, compare, summary.
 
 Enters and leaves: as in `cli`, which gathers all verbs.  What a verb needs is imported inside it.
 """
@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,6 +19,7 @@ from elmokit.terminal import json_option, print_result, print_table
 
 if TYPE_CHECKING:
     from elmokit.tasks import Progress, TaskConfig
+    from elmokit.tasks.settings import ElmoAt
 
 F = TypeVar("F", bound=Callable[..., Any])
 LINES_AT_ONCE = 256  # lines of standard input that are predicted together
@@ -108,34 +110,56 @@ def predict(folder: str, source: str, device: str | None) -> None:
 @click.option(
     "--seeds", type=click.IntRange(1), default=3, show_default=True, help="So many trainings of each variant."
 )
+@click.option("--shares", metavar="NUMBERS", help="Train on these shares of the training data, as in 0.01,0.1,1.")
 @json_option
-def compare(seeds: int, as_json: bool, **given: Any) -> None:
+def compare(seeds: int, shares: str | None, as_json: bool, **given: Any) -> None:
     """Train TASK without ELMo, with it at the input, and at the output too; table and plot go into --out.
 
-    A comparison that was stopped goes on when the same command is given again.
+    With --shares, do so for several shares of the training data: how few examples are enough with ELMo?  A comparison
+    that was stopped goes on when the same command is given again.
     """
     from elmokit.config import to_mapping
-    from elmokit.tasks.compare import NAMES
-    from elmokit.tasks.compare import compare as compare_variants
+    from elmokit.tasks import compare as comparing
 
+    numbers = range(1, seeds + 1)
     config = _read_config(**given)
     with _progress() as show:
-        comparison = compare_variants(
-            config,
-            seeds=range(1, seeds + 1),
-            on_progress=lambda elmo_at, seed, progress: show(f"{NAMES[elmo_at]}, seed {seed}: ", progress),
-        )
-    rows = [
-        [
-            NAMES[one.elmo_at],
-            f"{100 * one.mean:.2f}",
-            f"{100 * one.spread:.2f}",
-            "" if one.error_reduction is None else f"{100 * one.error_reduction:.1f} %",
-        ]
-        for one in comparison.variants
-    ]
-    columns = [f"{comparison.task}: {comparison.metric} on {comparison.part}", "mean", "spread", "error reduction"]
-    print_table(as_json, to_mapping(comparison), columns, rows)
+
+        def report(share: float | None, elmo_at: ElmoAt, seed: int, progress: Progress) -> None:
+            part = "" if share is None else f"{100 * share:g} %, "
+            show(f"{part}{comparing.NAMES[elmo_at]}, seed {seed}: ", progress)
+
+        if shares is None:
+            comparison = comparing.compare(config, seeds=numbers, on_progress=partial(report, None))
+            values, table = to_mapping(comparison), comparing.comparison_table(comparison)
+        else:
+            found = comparing.compare_shares(config, _read_shares(shares), seeds=numbers, on_progress=report)
+            values = {f"{share:g}": to_mapping(one) for share, one in found.items()}
+            table = comparing.share_table(found)
+    print_table(as_json, values, *table)
+
+
+@task.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("-o", "--out", metavar="FOLDER", help="Where summary.md, summary.json and summary.svg are written.")
+@json_option
+def summary(folders: tuple[str, ...], out: str | None, as_json: bool) -> None:
+    """Finished comparisons of several tasks in one table and one plot, beside the paper's figures.
+
+    Each FOLDER is the --out of an `elmokit task compare`; its name is the row's.
+    """
+    from elmokit.config import to_mapping
+    from elmokit.tasks.compare import read_comparisons, summarize, summary_table
+
+    found = read_comparisons(folders) if out is None else summarize(folders, out)
+    print_table(as_json, {name: to_mapping(one) for name, one in found.items()}, *summary_table(found))
+
+
+def _read_shares(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--shares {text!r}: write numbers with commas between them, as in 0.01,0.1,1") from None
 
 
 def _read_config(

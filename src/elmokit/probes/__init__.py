@@ -8,9 +8,11 @@ senses.py          the triples
 neighbours.py      nearest words by letters, nearest words in context
 suite.py           a folder of data -> all of these, kept as they finish
 report.py          figures -> tables, Markdown, bars
+mixes.py           folders of trained tasks -> the layers that they took, as a heat map
 """
 
 from elmokit.probes.disambiguation import DisambiguationScores, disambiguate
+from elmokit.probes.mixes import TaskMixes, read_mixes
 from elmokit.probes.neighbours import ContextNeighbour, WordNeighbour, nearest_in_context, neighbours_of_words
 from elmokit.probes.senses import SENSE_TRIPLES, SenseTriple
 from elmokit.probes.similarity import (
@@ -34,6 +36,7 @@ __all__ = [
     "SenseTriple",
     "TagScores",
     "TaggedSplits",
+    "TaskMixes",
     "TripleScores",
     "WordInContextScores",
     "WordNeighbour",
@@ -43,6 +46,7 @@ __all__ = [
     "nearest_in_context",
     "neighbours_of_words",
     "probe_tags",
+    "read_mixes",
     "read_report",
     "run_probes",
     "same_meaning",

@@ -1,0 +1,102 @@
+"""Which layers the tasks took: the learned weights of their mixes, side by side (the paper's figure 2).
+
+Enters: folders of finished trainings, or of finished comparisons, whose weights are the mean over their seeds.  Leaves:
+the share of each layer in the mix at the task's input and, where there is one, at its output: values, a Markdown table
+and a heat map.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elmokit.config import from_mapping, read_json, to_mapping
+from elmokit.files import replacing
+from elmokit.tasks.compare import VALUES_FILE, by_name, picture, read_comparison, to_markdown
+from elmokit.tasks.trainer import RESULT_FILE, TaskResult
+
+PLACES = ("input", "output")
+
+
+@dataclass(frozen=True)
+class TaskMixes:
+    """The mixes of one task."""
+
+    name: str
+    """Of the folder."""
+    task: str
+    num_runs: int
+    weights: tuple[tuple[float, ...], ...]
+    """At the input, and where ELMo joins twice at the output: the share of each layer, the context-free one first."""
+
+
+def read_mixes(folders: Sequence[str | Path]) -> list[TaskMixes]:
+    """The mixes of each folder's task; of a comparison, those of its variant with the most."""
+    return [_read(name, folder) for name, folder in by_name(folders).items()]
+
+
+def _read(name: str, folder: Path) -> TaskMixes:
+    if (folder / VALUES_FILE).is_file():
+        comparison = read_comparison(folder)
+        task, num_runs = comparison.task, len(comparison.seeds)
+        weights = max((one.mix_weights for one in comparison.variants), key=len)
+    elif (folder / RESULT_FILE).is_file():
+        result = from_mapping(TaskResult, read_json(folder / RESULT_FILE), source=str(folder / RESULT_FILE))
+        task, num_runs, weights = result.task, 1, tuple(map(tuple, result.mix_weights))
+    else:
+        raise ValueError(f"{folder}: neither {VALUES_FILE} nor {RESULT_FILE}: name a finished comparison or training")
+    if not weights:
+        raise ValueError(f"{folder}: trained without ELMo, so there are no mixes: name one with ELMo at input or both")
+    return TaskMixes(name, task, num_runs, weights)
+
+
+def mix_table(mixes: Sequence[TaskMixes]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: a row for each mix, a column for each layer."""
+    rows = [
+        [
+            one.name,
+            one.task,
+            str(one.num_runs),
+            place,
+            *(f"{share:.2f}" for share in shares),
+            *[""] * (_num_layers(mixes) - len(shares)),
+        ]
+        for one in mixes
+        for place, shares in zip(PLACES, one.weights, strict=False)
+    ]
+    return ["data", "task", "runs", "mix at", *(f"layer {n}" for n in range(_num_layers(mixes)))], rows
+
+
+def write_mixes(mixes: Sequence[TaskMixes], out: Path) -> None:
+    """Write mixes.json, mixes.md and mixes.svg into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    values = {one.name: to_mapping(one) for one in mixes}
+    for name, text in {"mixes.json": json.dumps(values, indent=1), "mixes.md": to_markdown(*mix_table(mixes))}.items():
+        with replacing(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    plot_mixes(mixes, out / "mixes.svg")
+
+
+def plot_mixes(mixes: Sequence[TaskMixes], path: Path) -> None:
+    """A heat map for each place where ELMo joins: a row for each task, a column for each layer."""
+    places = PLACES[: max(len(one.weights) for one in mixes)]
+    layers = _num_layers(mixes)
+    size = (1.6 + len(places) * (0.8 * layers + 0.4), 0.42 * len(mixes) + 1.2)
+    with picture(path, columns=len(places), figsize=size, sharey=True) as axes:
+        for number, (axis, place) in enumerate(zip(axes[0], places, strict=True)):
+            shares = [one.weights[number] if number < len(one.weights) else () for one in mixes]
+            grid = [[*row, *[float("nan")] * (layers - len(row))] for row in shares]  # nan: an empty field
+            axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            for row, values in enumerate(shares):
+                for column, share in enumerate(values):
+                    color = "white" if share > 0.6 else "black"
+                    axis.text(column, row, f"{share:.2f}", ha="center", va="center", color=color, fontsize=8)
+            axis.set_xticks(range(layers), [f"layer {n}" for n in range(layers)], fontsize=8)
+            axis.set_yticks(range(len(mixes)), [one.name for one in mixes], fontsize=8)
+            axis.set_title(f"mix at the {place}", fontsize=9)
+
+
+def _num_layers(mixes: Sequence[TaskMixes]) -> int:
+    return max(len(shares) for one in mixes for shares in one.weights)

@@ -1,0 +1,239 @@
+"""Vectors of phrases: names of several words, noun phrases, mentions.
+
+Enters: a model, sentences, and the places of spans in them, counted in tokens or in characters; or, inside a user's own
+network, token vectors (B, T, D) and spans (B, S, 2).  Leaves: one vector for each span: the mean of its tokens, its two
+ends, or a mean weighted by a learned attention (Lee et al., 2017, End-to-end Neural Coreference Resolution).
+
+A span is (start, end) as in Python's `tokens[start:end]`: the end is the place behind the last token.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.characters import as_list, as_tokens, tokenize_with_offsets
+from elmokit.model import ELMo, Layers, Sentence
+from elmokit.network import to_device
+
+Span = tuple[int, int]
+How = Literal["mean", "ends", "attention"]
+Unit = Literal["tokens", "characters"]
+
+SENTENCES_AT_ONCE = 1024  # whose token vectors are in memory together
+
+
+# ---- sentences -> vectors of spans -----------------------------------------------------------------------------------
+
+
+def embed_spans(
+    elmo: ELMo,
+    sentences: Sequence[Sentence],
+    spans: Sequence[Sequence[Span]],
+    *,
+    how: How = "mean",
+    unit: Unit = "tokens",
+    attention: SpanAttention | None = None,
+    layers: Layers = "average",
+    batch_size: int | None = None,
+    show_progress: bool = False,
+    convert_to_tensor: bool = False,
+) -> list[Any]:
+    """One array for each sentence, with a row for each of its spans: (S, 2P), or (L+1, S, 2P) with `layers="all"`.
+
+    `spans[n]` are those of `sentences[n]`: none, one or many, which may overlap.  With `unit="characters"` they are
+    places in the text of the sentence, which must be a string, and a token that a span touches belongs to it.
+
+    `how`: "mean" of the tokens; "ends", the first token's vector and then the last one's, 4P wide; "attention", the
+    mean that a trained `attention` weighs.  `layers` and `batch_size` are as in `ELMo.embed`.
+    """
+    pool = _pooling(how, attention, 2 * elmo.config.projection_dim)
+    tokens, places = _locate(as_list(sentences), as_list(spans), unit)
+    step = SENTENCES_AT_ONCE
+    if elmo.state == "carry":
+        step = max(1, len(tokens))  # batches are those of one call
+    else:
+        tokens = [words if own else [] for words, own in zip(tokens, places, strict=True)]  # no vectors that none needs
+    begins: Iterable[int] = range(0, max(1, len(tokens)), step)  # once at least: embed checks `layers`
+    if show_progress:
+        from rich.progress import track  # a bar is rare, and rich slow to import
+
+        begins = track(begins, "spans")
+    results: list[Any] = []
+    for begin in begins:
+        window = elmo.embed(
+            tokens[begin : begin + step], layers=layers, batch_size=batch_size, convert_to_tensor=True
+        )  # (…, T, 2P) each
+        for vectors, own in zip(window, places[begin : begin + step], strict=True):
+            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+            place = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
+            with torch.no_grad():
+                found = pool(vectors, place)  # (…, S, 2P)
+            results.append(found if convert_to_tensor else found.cpu().numpy())
+    return results
+
+
+def to_token_spans(text: str, spans: Sequence[Span]) -> TokenSpans:
+    """Tokenize a text, and turn spans of its characters into spans of its tokens.
+
+    A token that a span touches belongs to it: a span that ends inside a word takes the whole word.
+
+    >>> to_token_spans("She left New York.", [(9, 17)])
+    TokenSpans(tokens=['She', 'left', 'New', 'York', '.'], spans=[(2, 4)])
+    """
+    return _to_token_spans(text, spans, "spans")
+
+
+class TokenSpans(NamedTuple):
+    """A text's tokens, and its spans as places among them."""
+
+    tokens: list[str]
+    spans: list[Span]
+
+
+def _locate(sentences: list[Any], spans: list[Any], unit: Unit) -> tuple[list[list[str]], list[list[Span]]]:
+    """The tokens of each sentence, and its spans in tokens."""
+    if unit not in ("tokens", "characters"):
+        raise ValueError(f'unit must be "tokens" or "characters", not {unit!r}')
+    if len(sentences) != len(spans):
+        raise ValueError(
+            f"{len(sentences)} sentences came with {len(spans)} lists of spans: give one for each sentence"
+        )
+    if unit == "tokens":
+        tokens = as_tokens(sentences)
+        places = [
+            _check(own, len(words), "tokens", f"spans[{n}]")
+            for n, (words, own) in enumerate(zip(tokens, spans, strict=True))
+        ]
+        return tokens, places
+    for n, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise ValueError(f'sentences[{n}] is no string: unit="characters" counts in the text of a sentence')
+    pairs = enumerate(zip(sentences, spans, strict=True))
+    located = [_to_token_spans(text, own, f"spans[{n}]") for n, (text, own) in pairs]
+    return [one.tokens for one in located], [one.spans for one in located]
+
+
+def _to_token_spans(text: str, spans: object, name: str) -> TokenSpans:
+    tokens = tokenize_with_offsets(text)
+    starts, ends = [token.start for token in tokens], [token.end for token in tokens]
+    places = []
+    for n, (start, end) in enumerate(_check(spans, len(text), "characters", name)):
+        first, behind = bisect_right(ends, start), bisect_left(starts, end)
+        if first >= behind:
+            raise ValueError(f"{name}[{n}] is ({start}, {end}), which is {text[start:end]!r}: no token stands there")
+        places.append((first, behind))
+    return TokenSpans([token.text for token in tokens], places)
+
+
+def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
+    """The spans of one sentence as pairs of ints that lie in it, or a ValueError that names the one that does not."""
+    if not isinstance(spans, Iterable) or isinstance(spans, str | bytes):
+        raise ValueError(f"{name} is {spans!r}: expected the spans of one sentence, a list of (start, end)")
+    checked = []
+    for n, span in enumerate(spans):
+        try:
+            start, end = map(operator.index, span)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}[{n}] is {span!r}: expected (start, end), two whole numbers") from None
+        if not 0 <= start < end <= length:
+            outside = f"outside of the sentence, which has {length} {unit}"
+            problem = "empty" if start == end else "reversed" if end < start else outside
+            raise ValueError(
+                f"{name}[{n}] is ({start}, {end}), {problem}: a span is (start, end), the end not included"
+            )
+        checked.append((start, end))
+    return checked
+
+
+def _pooling(how: How, attention: SpanAttention | None, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+    if how == "attention":
+        if attention is None:
+            raise ValueError('how="attention" needs attention=, a SpanAttention that was trained in a network')
+        if attention.dim != width:
+            raise ValueError(f"attention reads vectors {attention.dim} wide, this model's are {width} wide")
+        return attention
+    if attention is not None:
+        raise ValueError(f'attention= is for how="attention", not for how={how!r}')
+    if how == "mean":
+        return mean_of_spans
+    if how == "ends":
+        return ends_of_spans
+    raise ValueError(f'how must be "mean", "ends" or "attention", not {how!r}')
+
+
+# ---- inside a user's own network -------------------------------------------------------------------------------------
+
+
+class SpanAttention(nn.Module):
+    """The mean of a span's tokens, weighted by a learned score of each; untrained, the plain mean."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.score = nn.Linear(dim, 1, bias=False)  # a softmax does not see a bias
+        nn.init.zeros_(self.score.weight)
+
+    def forward(self, x: Tensor, spans: Tensor, values: Tensor | None = None) -> Tensor:
+        """(B, T, D), (B, S, 2) -> (B, S, D).
+
+        With `values` (B, T, V) the tokens are scored by `x` and those are averaged, (B, S, V): in the coreference
+        model, `x` is the task's biLSTM and `values` its input.
+        """
+        weights = _softmax_inside(self.score(x).squeeze(-1), spans)
+        return weights @ (x if values is None else values)
+
+
+def mean_of_spans(x: Tensor, spans: Tensor) -> Tensor:
+    """(B, T, D), (B, S, 2) -> (B, S, D): the mean of each span's tokens."""
+    return _softmax_inside(x.new_zeros(x.shape[:-1]), spans) @ x
+
+
+def ends_of_spans(x: Tensor, spans: Tensor) -> Tensor:
+    """(B, T, D), (B, S, 2) -> (B, S, 2D): each span's first token, then its last."""
+    spans = to_device(_checked(spans, x.shape[-2]), x.device)
+    is_span = (spans[..., :1] < spans[..., 1:]).to(x.dtype)  # (B, S, 1)
+    ends = (spans - spans.new_tensor([0, 1])).clamp(min=0)
+    picked = [torch.take_along_dim(x, ends[..., side : side + 1], dim=-2) for side in (0, 1)]  # (B, S, D) each
+    return torch.cat(picked, dim=-1) * is_span
+
+
+def pad_spans(spans: Sequence[Sequence[Span]], lengths: Sequence[int]) -> Tensor:
+    """The spans of the sentences of a batch, whose lengths are given, as (B, S, 2); rows are filled up with (0, 0).
+
+    The vector of a (0, 0) is zeros.
+    """
+    checked = [
+        _check(own, length, "tokens", f"spans[{n}]") for n, (own, length) in enumerate(zip(spans, lengths, strict=True))
+    ]
+    most = max(map(len, checked), default=0)
+    rows = [[*own, *[(0, 0)] * (most - len(own))] for own in checked]
+    return torch.tensor(rows, dtype=torch.long).reshape(len(rows), most, 2)
+
+
+def _softmax_inside(scores: Tensor, spans: Tensor) -> Tensor:
+    """(B, T), (B, S, 2) -> (B, S, T): weights that sum to one over each span's tokens; zeros for (0, 0)."""
+    spans = to_device(_checked(spans, scores.shape[-1]), scores.device)
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    inside = (spans[..., :1] <= place) & (place < spans[..., 1:])
+    lowest = torch.finfo(scores.dtype).min  # a number still: where nothing is inside, minus infinity would give NaN
+    return scores.unsqueeze(-2).masked_fill(~inside, lowest).softmax(dim=-1) * inside
+
+
+def _checked(spans: Tensor, length: int) -> Tensor:
+    """Spans that lie within the tokens, or ValueError; on a GPU they are not looked at, which would wait for it."""
+    if spans.is_floating_point() or spans.shape[-1:] != (2,):
+        raise ValueError(f"spans are whole numbers (B, S, 2), not {spans.dtype} of {tuple(spans.shape)}: see pad_spans")
+    if spans.device.type == "cpu" and len(wrong := spans[~_is_place(spans, length)]):
+        raise ValueError(f"the span {tuple(wrong[0].tolist())} is empty, reversed or outside of the {length} tokens")
+    return spans
+
+
+def _is_place(spans: Tensor, length: int) -> Tensor:
+    start, end = spans.unbind(-1)
+    return (start >= 0) & (start < end) & (end <= length) | (start == 0) & (end == 0)
