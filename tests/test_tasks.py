@@ -355,6 +355,14 @@ def test_a_share_of_the_training_examples_is_drawn_by_the_seed(small, monkeypatc
     assert fitted[0] == fitted[1] != fitted[2]
 
 
+def test_an_epoch_of_a_share_has_as_many_updates_as_one_of_all(small):
+    updates = {}
+    for share in (1.0, 0.5, 0.2):
+        config = small(elmo_at="none", share=share, epochs=1, batch_size=2, out=f"{small().out}-{share}")
+        train(config, on_progress=lambda progress, share=share: updates.update({share: progress.total}))
+    assert updates == {1.0: 5, 0.5: 5, 0.2: 5}  # of ten examples
+
+
 @pytest.mark.parametrize(("missing", "extra"), [("seqeval", "tasks"), ("pyarrow", "parquet"), ("matplotlib", "plot")])
 def test_an_extra_that_is_not_installed_is_named(missing, extra, monkeypatch, small, tmp_path):
     np.save(tmp_path / "v.npy", np.zeros((1, 2), dtype=np.float32))

@@ -34,7 +34,7 @@ class TaskConfig:
     test: Files | None = None
     """Scored once, with the best weights."""
     share: float = 1.0
-    """Train on this part of the training examples, drawn by `seed`."""
+    """Train on this part of the training examples, drawn by `seed`; they are repeated to the epoch of all of them."""
 
     elmo: str | None = None
     """The biLM: a folder, an official name, a Hugging Face id; null: the model that comes with elmokit."""

@@ -177,7 +177,9 @@ class _Run:
         self.epoch += 1
         config = self.config
         torch.manual_seed(config.seed * 1_000_003 + self.epoch)
-        batches = _shuffled_batches(self.examples, self.trained.size, config.batch_size, (config.seed, self.epoch))
+        rounds = round(1 / config.share)  # a share is read as often as gives the updates of all: an epoch stays one
+        examples = [example for _ in range(rounds) for example in self.examples]
+        batches = _shuffled_batches(examples, self.trained.size, config.batch_size, (config.seed, self.epoch))
         self.module.train()
         total = 0.0
         for number, batch in enumerate(batches, start=1):
