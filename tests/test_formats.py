@@ -231,6 +231,12 @@ def test_a_missing_projection_is_named_where_the_widths_differ(broken):
         ELMo.from_files(*broken(change_arrays=drop))
 
 
+def test_a_word_table_that_is_one_number_is_named(broken):
+    paths = broken(change_arrays=lambda arrays: arrays.update(embedding=np.float32(1.0)), word_level=True)
+    with pytest.raises(ValueError, match=r"weights\.hdf5: embedding is one number, not a table"):
+        ELMo.from_files(*paths)
+
+
 def test_a_file_of_nothing_is_named(broken):
     with pytest.raises(ValueError, match="char_embed is missing; the file holds nothing"):
         ELMo.from_files(*broken(change_arrays=dict.clear))
@@ -481,7 +487,7 @@ def test_an_export_that_fails_in_the_middle_leaves_the_old_files_and_no_others(o
     def fail(config):
         raise RuntimeError("stop")
 
-    monkeypatch.setattr(formats, "options_from_config", fail)
+    monkeypatch.setattr(formats.official, "options_from_config", fail)
     with pytest.raises(RuntimeError, match="stop"):
         load(new, tmp_path).export_hdf5(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

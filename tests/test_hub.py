@@ -938,7 +938,7 @@ def test_a_hub_id_is_a_snapshot_of_the_files_of_a_model(
     (tmp_path / "config.json").write_text("{}")
     calls = snapshot(tmp_path)
     assert hub.resolve("user/my-model.v2") == hub.Location(folder=tmp_path)
-    patterns = ["config.json", "*.safetensors", "vocabulary.txt", "README.md"]
+    patterns = ["config.json", "*.safetensors", "vocabulary.txt", "lexicon.json", "README.md"]
     asked = {"repo_id": "user/my-model.v2", "silent": True, "allow_patterns": patterns, "local_files_only": False}
     assert calls == [asked]
     assert are_progress_bars_disabled() == before

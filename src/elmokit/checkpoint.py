@@ -1,5 +1,7 @@
 """A model folder: config.json, model.safetensors, README.md; a language model with softmax.safetensors, vocabulary.txt.
 
+A model that does not read words as UTF-8 bytes has lexicon.json: the characters and words that it knows by number.
+
 Enters: tensors named as in `network.py`.  Leaves: a folder, written whole or not at all; and back again, every tensor
 checked by name, shape, type and finiteness before it is used, and float32 whatever it was stored as.  Nothing is ever
 unpickled.
@@ -26,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from elmokit.characters import Lexicon
 from elmokit.config import BiLMConfig, from_mapping, read_json, to_mapping
 from elmokit.corpus import Vocabulary
 from elmokit.files import replacing_together
@@ -35,6 +38,7 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SOFTMAX_FILE = "softmax.safetensors"
 VOCABULARY_FILE = "vocabulary.txt"
+LEXICON_FILE = "lexicon.json"
 CARD_FILE = "README.md"
 
 Storage = Literal["float32", "float16", "int8"]
@@ -57,20 +61,25 @@ class ModelFiles:
     vocabulary: Vocabulary | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """How the mixes were made: `layer_norm`."""
+    lexicon: Lexicon | None = None
+    """Of a model that knows characters and words by number, instead of reading UTF-8 bytes."""
 
 
 def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storage: Storage | None = None) -> None:
     """Write the folder: every file is complete on disk before the first takes its place, config.json last.
 
-    `storage` is how the tensors are written (see `_stored`), None as they are.
+    `storage` is how the tensors are written (see `stored`), None as they are.
     """
     folder = Path(folder)
     config = json.dumps({"format": "elmokit", "bilm": to_mapping(files.config), **files.settings}, indent=2) + "\n"
-    writers: dict[str, Callable[[Path], object]] = {WEIGHTS_FILE: partial(_write, _stored(files.weights, storage))}
+    writers: dict[str, Callable[[Path], object]] = {WEIGHTS_FILE: partial(_write, stored(files.weights, storage))}
     if files.softmax is not None:
-        writers[SOFTMAX_FILE] = partial(_write, _stored(files.softmax, storage))
+        writers[SOFTMAX_FILE] = partial(_write, stored(files.softmax, storage))
     if files.vocabulary is not None:
         writers[VOCABULARY_FILE] = files.vocabulary.save
+    if files.lexicon is not None:
+        lexicon = json.dumps({"characters": files.lexicon.characters, "words": files.lexicon.words})
+        writers[LEXICON_FILE] = lambda path: path.write_text(lexicon + "\n", encoding="utf-8")
     if not (folder / CARD_FILE).exists():
         writers[CARD_FILE] = lambda path: path.write_text(card, encoding="utf-8")
     writers[CONFIG_FILE] = lambda path: path.write_text(config, encoding="utf-8")
@@ -79,7 +88,7 @@ def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storag
         for write, temporary in zip(writers.values(), temporaries, strict=True):
             write(temporary)
     # those of a model that was here before do not belong to this one
-    for name in {SOFTMAX_FILE, VOCABULARY_FILE} - set(writers):
+    for name in {SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE} - set(writers):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -119,10 +128,36 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
         rows = len(vocabulary)
         shapes = {name: tuple(tensor.shape) for name, tensor in softmax.items()}
         check_shapes(shapes, {"weight": (rows, config.projection_dim), "bias": (rows,)}, folder / SOFTMAX_FILE)
-    return ModelFiles(config, weights, softmax, vocabulary, values)
+    lexicon = None if config.num_lexicon_characters is None else _read_lexicon(folder / LEXICON_FILE)
+    check_lexicon(lexicon, config, str(folder / LEXICON_FILE))
+    return ModelFiles(config, weights, softmax, vocabulary, values, lexicon)
 
 
-def _stored(tensors: Mapping[str, Tensor], storage: Storage | None) -> Mapping[str, Tensor]:
+def _read_lexicon(path: Path) -> Lexicon:
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing")
+    lists = read_json(path)
+    for name in ("characters", "words"):
+        listed = lists.get(name)
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise ValueError(f"{path}: {name!r} must be a list of strings")
+    try:
+        return Lexicon(lists["characters"], lists["words"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def check_lexicon(lexicon: Lexicon | None, config: BiLMConfig, source: str) -> None:
+    """A model that reads by a lexicon has one of its sizes, and no other model has one; or ValueError."""
+    wanted = None
+    if config.num_lexicon_characters is not None:
+        wanted = f"{config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
+    found = None if lexicon is None else f"{len(lexicon.characters)} characters and {len(lexicon.words)} words"
+    if found != wanted:
+        raise ValueError(f"{source}: a lexicon of {found or 'nothing'}, the model asks for {wanted or 'none'}")
+
+
+def stored(tensors: Mapping[str, Tensor], storage: Storage | None) -> Mapping[str, Tensor]:
     """Tensors as `storage` keeps them: float32; float16; or matrices in int8 with their scales, the rest in float16.
 
     What float16 cannot hold (beyond 65504) stays float32.

@@ -1,8 +1,9 @@
 """The names that users of other ELMo packages know, each a few lines over `ELMo`.
 
 Enters: what those packages took.  Leaves: the shapes that they gave: AllenNLP's `Elmo`, `ElmoEmbedder` and
-`batch_to_ids`, TF-Hub's module, ELMoForManyLangs' `Embedder`, simple_elmo's `ElmoModel`.  Vectors do not depend on what
-was embedded before, unless `state="carry"` asks for AllenNLP's way.  docs/differences.md lists the rest.
+`batch_to_ids`, TF-Hub's module, ELMoForManyLangs' `Embedder`, simple_elmo's `ElmoModel`, the `SeqVecEmbedder` of
+proteins.  Vectors do not depend on what was embedded before, unless `state="carry"` asks for AllenNLP's way.
+docs/differences.md lists the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from elmokit.formats import writing_hdf5
 from elmokit.hub import OFFICIAL
 from elmokit.model import ELMo, StateRule
 
-__all__ = ["Elmo", "ElmoEmbedder", "ElmoModel", "Embedder", "TFHubELMo", "batch_to_ids"]
+__all__ = [
+    "Elmo",
+    "ElmoEmbedder",
+    "ElmoModel",
+    "Embedder",
+    "SeqVecEmbedder",
+    "TFHubELMo",
+    "batch_to_ids",
+    "read_fasta",
+]
 
 Array = npt.NDArray[np.float32]
 AnyPath = str | os.PathLike[str]
@@ -243,7 +253,7 @@ def _unpadded(inputs: object) -> list[list[str]]:
 
 
 class Embedder:
-    """`elmoformanylangs.Embedder`, over any model that `ELMo.from_pretrained` takes."""
+    """`elmoformanylangs.Embedder`, over its own folders and any other model that `ELMo.from_pretrained` takes."""
 
     def __init__(self, model_dir: AnyPath, batch_size: int = 64) -> None:
         self.elmo = ELMo.from_pretrained(model_dir)
@@ -375,3 +385,68 @@ def _unpack(archive: Path, folder: Path) -> Path:
                 raise ValueError(f"{archive}: holds no {name}, but {', '.join(zipped.namelist()[:20]) or 'nothing'}")
             zipped.extract(name, folder)
     return folder
+
+
+# ---- SeqVec: proteins as sentences, residues as words ----------------------------------------------------------------
+
+
+class SeqVecEmbedder:
+    """`bio_embeddings.embed.SeqVecEmbedder`: vectors of the residues of proteins.
+
+    `model` is the folder of SeqVec (options.json, weights.hdf5), whatever else `ELMo.from_pretrained` takes, or an
+    `ELMo`.  A protein is a string of letters, one for each residue; blanks are left out, small letters made large.
+    """
+
+    def __init__(self, model: ELMo | AnyPath, *, device: str | torch.device | None = None) -> None:
+        self.elmo = model if isinstance(model, ELMo) else ELMo.from_pretrained(model, num_mixes=0, device=device)
+
+    def embed(self, sequence: str) -> Array:
+        """One protein -> (3, L, 1024): its three layers."""
+        return self.embed_many([sequence])[0]
+
+    def embed_many(self, sequences: Iterable[str], *, show_progress: bool = False) -> list[Array]:
+        """Any number of proteins -> (3, L, 1024) each, batched by length."""
+        proteins = [_residues(sequence, place) for place, sequence in enumerate(as_list(sequences))]
+        return self.elmo.embed(proteins, layers="all", show_progress=show_progress)
+
+    @staticmethod
+    def reduce_per_residue(embedding: Array) -> Array:
+        """(3, L, 1024) -> (L, 1024): the sum of the layers, for predictions about residues."""
+        result: Array = embedding.sum(axis=0)
+        return result
+
+    @staticmethod
+    def reduce_per_protein(embedding: Array) -> Array:
+        """(3, L, 1024) -> (1024,): the mean over the residues of the sum of the layers; zeros of a protein of none."""
+        result: Array = embedding.sum(axis=0).sum(axis=0) / max(1, embedding.shape[1])
+        return result
+
+
+def read_fasta(path: AnyPath) -> dict[str, str]:
+    """The proteins of a FASTA file by the first word of their header, their lines joined, in the order of the file."""
+    parts: dict[str, list[str]] = {}
+    name = None
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.startswith(">"):
+                name = next(iter(line[1:].split()), "")
+                if not name or name in parts:
+                    raise ValueError(f"{path}: line {number} names {name!r}: each protein needs a name of its own")
+                parts[name] = []
+            elif line.strip():
+                if name is None:
+                    raise ValueError(f"{path}: line {number} comes before the first header: is this FASTA?")
+                parts[name].append(line.strip())
+    return {name: "".join(lines) for name, lines in parts.items()}
+
+
+def _residues(sequence: object, place: int) -> list[str]:
+    if not isinstance(sequence, str):
+        raise ValueError(f"sequences[{place}] is {sequence!r}, not a string of letters, one for each residue")
+    residues = list("".join(sequence.split()).upper())
+    for position, residue in enumerate(residues):
+        if not "A" <= residue <= "Z":
+            raise ValueError(
+                f"sequences[{place}] has {residue!r} at place {position}: residues are letters; take gaps and stops out"
+            )
+    return residues

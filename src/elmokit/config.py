@@ -30,6 +30,11 @@ class BiLMConfig:
     bos_id: int = 0
     eos_id: int = 1
     """Rows of the sentence boundaries in the word table of a word-level biLM."""
+    num_lexicon_characters: int | None = None
+    """Characters of a model that has a lexicon of its own (ELMoForManyLangs); None: words are read as UTF-8 bytes."""
+    num_lexicon_words: int = 0
+    word_dim: int = 0
+    """Words of that lexicon and the width of their vectors, which stand beside the filters; 0: characters alone."""
     max_characters: int = 50
     """Ids of one word, its begin and end marks among them; longer words are cut."""
     char_dim: int = 16
@@ -63,10 +68,12 @@ class BiLMConfig:
             for name in ("bos_id", "eos_id"):
                 if not 0 <= getattr(self, name) < self.num_words:
                     raise ValueError(f"{name} is {getattr(self, name)}, the word table has {self.num_words} rows")
+        self._check_lexicon()
+        if self.num_words is not None:
             return
         if self.max_characters < 3:
             raise ValueError(f"max_characters must be at least 3 (a mark, a byte, a mark), not {self.max_characters}")
-        if not self.filters:
+        if not self.filters and not self.word_dim:
             raise ValueError("filters is empty: give at least one [width, channels] pair")
         for width, channels in self.filters:
             if width < 1 or channels < 1 or width > self.max_characters:
@@ -79,6 +86,28 @@ class BiLMConfig:
                 f"char_projection is false, so the filters' channels must sum to projection_dim: "
                 f"they sum to {self.filters_dim}, projection_dim is {self.projection_dim}"
             )
+
+    def _check_lexicon(self) -> None:
+        for name in ("num_lexicon_words", "word_dim"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+            if self.num_lexicon_characters is None and getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)}, but num_lexicon_characters is null: no lexicon")
+        if self.num_lexicon_characters is None:
+            return
+        if self.num_lexicon_characters < 0:
+            raise ValueError(f"num_lexicon_characters must be 0 or more, or null, not {self.num_lexicon_characters}")
+        if self.num_words is not None or not self.char_projection:
+            raise ValueError("a model with a lexicon is no word-level model, and projects: num_words, char_projection")
+        if self.num_lexicon_words and not self.word_dim:
+            raise ValueError(f"num_lexicon_words is {self.num_lexicon_words}, so word_dim must be above 0")
+
+    @property
+    def id_columns(self) -> int | None:
+        """Ids of one token: its characters, before them its word where there is a lexicon; None: the word alone."""
+        if self.num_words is not None:
+            return None
+        return self.max_characters + (self.num_lexicon_characters is not None)
 
     @property
     def filters_dim(self) -> int:

@@ -95,7 +95,10 @@ OFFICIAL: Mapping[str, OfficialModel] = {
 
 @dataclass(frozen=True)
 class Location:
-    """What a name resolved to: a folder in our own format, or the official pair and what lies beside it."""
+    """What a name resolved to: a folder of ours or of ELMoForManyLangs, or the official pair and what lies beside it.
+
+    `weights` is an HDF5 file, or the .index of a TensorFlow checkpoint.
+    """
 
     folder: Path | None = None
     options: Path | None = None
@@ -140,8 +143,8 @@ def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = 
             return found
         if text not in OFFICIAL:
             raise ValueError(
-                f"{text}: this folder holds no model: neither config.json (elmokit's own format) nor options.json with "
-                "an HDF5 weight file (the official format)"
+                f"{text}: this folder holds no model: neither config.json (elmokit's own format, ELMoForManyLangs) nor "
+                "options.json with an HDF5 weight file (the official format) or a TensorFlow checkpoint"
             )
     if text in OFFICIAL:
         model = OFFICIAL[text]
@@ -159,10 +162,12 @@ def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = 
 
 
 def read(location: Location) -> ModelFiles:
-    """What the files of a model hold, in either format."""
+    """What the files of a model hold, in any format."""
     from elmokit import checkpoint, formats
 
     if location.folder is not None:
+        if formats.is_manylangs(location.folder):
+            return formats.read_manylangs(location.folder)
         return checkpoint.load(location.folder)
     assert location.options is not None
     assert location.weights is not None
@@ -230,9 +235,15 @@ def _look_into(folder: Path) -> Location | None:
         return Location(folder=folder)
     options = _only(folder, "options.json", "*options*.json")
     weights = _if_file(folder / "model.hdf5") or _only(folder, "weights.hdf5", "*weights*.hdf5")
+    if options is not None and weights is None:
+        from elmokit.formats import newest_checkpoint
+
+        weights = newest_checkpoint(folder)
     if options is None or weights is None:
         return None
     vocabulary = _if_file(folder / "vocabulary.txt")
+    if weights.suffix == ".index":
+        vocabulary = _only(folder, "vocabulary.txt", "vocab*.txt")
     softmax = _if_file(folder / "softmax.hdf5") if vocabulary else None
     return Location(options=options, weights=weights, softmax=softmax, vocabulary=vocabulary)
 
@@ -273,7 +284,7 @@ def _from_huggingface(name: str, progress: Progress | None) -> Path:
         folder = Path(
             huggingface_hub.snapshot_download(
                 name,
-                allow_patterns=["config.json", "*.safetensors", "vocabulary.txt", "README.md"],
+                allow_patterns=["config.json", "*.safetensors", "vocabulary.txt", "lexicon.json", "README.md"],
                 local_files_only=is_offline(),
             )
         )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit import checkpoint, evaluate, formats, hub
-from elmokit.characters import BOS_TOKEN, EOS_TOKEN, as_list, as_tokens, tokenize, words_to_ids
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, Lexicon, as_list, as_tokens, tokenize, words_to_ids
 from elmokit.checkpoint import ModelFiles
 from elmokit.corpus import Vocabulary
 from elmokit.evaluate import Perplexity, Substitute, TokenLogProbs
@@ -72,6 +72,7 @@ class ELMo(nn.Module):
         state: StateRule = "stateless",
         output_layer: OutputLayer | None = None,
         vocabulary: Vocabulary | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         super().__init__()
         if num_mixes < 0:
@@ -81,6 +82,7 @@ class ELMo(nn.Module):
         if bilm.config.num_words is not None and (vocabulary is None or len(vocabulary) != bilm.config.num_words):
             held = "none came" if vocabulary is None else f"one of {len(vocabulary)} came"
             raise ValueError(f"a word-level model of {bilm.config.num_words} words needs its vocabulary; {held}")
+        checkpoint.check_lexicon(lexicon, bilm.config, "lexicon=")
         self.bilm = bilm
         self.mixes = nn.ModuleList(
             ScalarMix(bilm.config.num_layers + 1, layer_norm=layer_norm) for _ in range(num_mixes)
@@ -88,6 +90,7 @@ class ELMo(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output_layer = output_layer
         self.vocabulary = vocabulary
+        self.lexicon = lexicon
         self.freeze, self.layer_norm, self.keep_boundaries, self.state = freeze, layer_norm, keep_boundaries, state
         for module in (bilm, output_layer):
             if module is not None:
@@ -115,6 +118,8 @@ class ELMo(nn.Module):
         progress: hub.Progress | None = None,
     ) -> ELMo:
         """The embedded model; or a folder, an official name ("small", "original", …), or a Hugging Face id.
+
+        A folder is one of ours, an official pair, a bilm-tf training folder (TensorFlow) or one of ELMoForManyLangs.
 
         `num_mixes` and `layer_norm` are those of the folder (one plain mix where it has none) unless given here; mixes
         that were saved are loaded where their number is the same.
@@ -154,6 +159,7 @@ class ELMo(nn.Module):
     ) -> ELMo:
         """The official files as they were downloaded; each may be a URL.
 
+        `weights` may also be the `.index` file of a TensorFlow checkpoint, whose softmax comes with the vocabulary.
         `vocabulary` names the rows of `softmax` (which makes a language model) and of `embeddings` (a token-embedding
         file, which makes a word-level model).
         """
@@ -187,7 +193,14 @@ class ELMo(nn.Module):
             output_layer.weight, output_layer.bias = (
                 nn.Parameter(files.softmax[n].float()) for n in ("weight", "bias")
             )
-        model = cls(bilm, num_mixes=num_mixes, output_layer=output_layer, vocabulary=files.vocabulary, **settings)
+        model = cls(
+            bilm,
+            num_mixes=num_mixes,
+            output_layer=output_layer,
+            vocabulary=files.vocabulary,
+            lexicon=files.lexicon,
+            **settings,
+        )
         mixes = {name.removeprefix("mixes."): t for name, t in files.weights.items() if name.startswith("mixes.")}
         if len(mixes) == 2 * num_mixes:
             model.mixes.load_state_dict(mixes)
@@ -216,7 +229,8 @@ class ELMo(nn.Module):
         softmax = None
         if self.output_layer is not None:
             softmax = {name: t.cpu() for name, t in self.output_layer.state_dict().items()}
-        files = ModelFiles(self.config, weights, softmax, self.vocabulary, {"layer_norm": self.layer_norm})
+        settings = {"layer_norm": self.layer_norm}
+        files = ModelFiles(self.config, weights, softmax, self.vocabulary, settings, self.lexicon)
         checkpoint.save(files, folder, card=self._card(), storage=dtype)
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
@@ -242,6 +256,8 @@ class ELMo(nn.Module):
     def _card(self) -> str:
         config = self.config
         kind = "characters" if config.num_words is None else f"{config.num_words:,} words"
+        if self.lexicon is not None:
+            kind = f"{len(self.lexicon.characters):,} characters and {len(self.lexicon.words):,} words"
         size = f"{config.num_layers} layers of {config.cell_dim} cells, projection {config.projection_dim}"
         count = sum(p.numel() for p in self.bilm.parameters())
         return (
@@ -252,7 +268,7 @@ class ELMo(nn.Module):
     # ---- inside a user's own network ---------------------------------------------------------------------------------
 
     def forward(self, ids: Tensor) -> ELMoOutput:
-        """Ids from `batch_to_ids` (or `to_ids`, for a word-level model) -> mixes, mask and layers.
+        """Ids from `batch_to_ids` (or `to_ids`, for any kind of model) -> mixes, mask and layers.
 
         Gradients reach the mixes; they reach the biLM too where `freeze` is False.
         """
@@ -275,10 +291,13 @@ class ELMo(nn.Module):
         return sum((mix.l2() for mix in self.mixes if isinstance(mix, ScalarMix)), zero)
 
     def to_ids(self, sentences: Sequence[Sentence]) -> Tensor:
-        """Sentences -> the ids that `forward` reads: (B, T, 50) characters, or (B, T) words of a word-level model."""
+        """Sentences -> the ids that `forward` reads: (B, T, 50) characters, or (B, T) words of a word-level model.
+
+        Of a model with a lexicon of its own (B, T, 51): each word, then its characters.
+        """
         tokens = as_tokens(sentences)
-        width = max(map(len, tokens), default=0)
-        shape = (len(tokens), width) if self.vocabulary_is_input else (len(tokens), width, self.config.max_characters)
+        columns = self.config.id_columns
+        shape = (len(tokens), max(map(len, tokens), default=0), *(() if columns is None else (columns,)))
         ids = torch.zeros(shape, dtype=torch.long)
         for row, sentence in zip(ids, tokens, strict=True):
             row[: len(sentence)] = self._word_ids(sentence)
@@ -502,7 +521,9 @@ class ELMo(nn.Module):
         raise ValueError(f'layers must be "average", "top", "all" or a number from 0 to {last}, not {layers!r}')
 
     def _word_ids(self, words: Sequence[str]) -> Tensor:
-        """Shifted ids of words: (N, 50) characters, or (N,) rows of the word table."""
+        """Shifted ids of words: (N, 50) characters, (N,) rows of the word table, or (N, 51) of a lexicon."""
+        if self.lexicon is not None:
+            return torch.from_numpy(self.lexicon.ids(words, max_characters=self.config.max_characters)) + 1
         if self.vocabulary_is_input:
             assert self.vocabulary is not None
             return torch.from_numpy(self.vocabulary.ids(words)).long() + 1
@@ -513,7 +534,7 @@ class ELMo(nn.Module):
 
     def _weights_key(self) -> tuple[Any, ...]:
         """Changes whenever the weights that make context-free vectors do."""
-        encoder = self.bilm.char_encoder
+        encoder = self.bilm.char_encoder or self.bilm.lexicon_encoder
         parameters = [self.bilm.word_embedding] if encoder is None else encoder.parameters()
         return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in parameters if p is not None)
 

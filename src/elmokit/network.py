@@ -1,6 +1,7 @@
 """The biLM of Peters et al. (2018), section 3, in the order that data flows.
 
-Enters: character ids (B, T, C), or word ids (B, T) of a word-level model; 0 is padding, every other id is shifted by 1.
+Enters: character ids (B, T, C), word ids (B, T) of a word-level model, or both (B, T, 1 + C) of a model with a lexicon;
+0 is padding, every other id is shifted by 1.
 Leaves: every layer's vectors (L+1, B, T, 2P), their mask, and the state.
 
 Legend of shapes: B sentences, T tokens, N distinct words, C characters of a word (cells inside the LSTM), F filters,
@@ -19,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elmokit import kernels
-from elmokit.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, words_to_ids
+from elmokit.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, Lexicon, lexicon_boundaries, words_to_ids
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, cpu
 
-SHIFTED_PAD = NUM_CHARACTERS  # id of the pad character after the shift by one
 WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # the windows of so many words stay in a CPU's cache, or fill a GPU
 GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # elements of the hoisted input product that one kernel call may hold
 
@@ -39,11 +39,13 @@ class CharacterEncoder(nn.Module):
         activation: str,
         num_highways: int,
         projection_dim: int | None,
+        num_characters: int = NUM_CHARACTERS,
     ) -> None:
         super().__init__()
+        self.shifted_pad = num_characters  # the pad character is the last, and ids are shifted by one
         filters_dim = sum(channels for _, channels in filters)
         self.activation = activation
-        self.char_embedding = nn.Parameter(torch.empty(NUM_CHARACTERS, char_dim))
+        self.char_embedding = nn.Parameter(torch.empty(num_characters, char_dim))
         self.convolutions = nn.ModuleList(nn.Conv1d(char_dim, channels, width) for width, channels in filters)
         self.highways = nn.ModuleList(Highway(filters_dim) for _ in range(num_highways))
         self.projection: nn.Module | None = None
@@ -66,7 +68,7 @@ class CharacterEncoder(nn.Module):
     def forward(self, char_ids: Tensor) -> Tensor:
         """(N, C) shifted ids -> (N, P).  Ids may still be on the host: then nothing waits for a GPU."""
         device = self.char_embedding.device
-        order = (char_ids != SHIFTED_PAD).sum(dim=1).argsort()  # words of one length together are trimmed the most
+        order = (char_ids != self.shifted_pad).sum(dim=1).argsort()  # words of one length together are trimmed the most
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
         begins = range(0, max(1, len(order)), at_once)
         sorted_ids = char_ids[order]
@@ -102,10 +104,18 @@ class CharacterEncoder(nn.Module):
         Pads are not masked, so windows over pads count; but all windows of pads alone are equal, and one is enough.
         """
         columns = char_ids.shape[1]
-        used = (char_ids != SHIFTED_PAD).any(dim=0).nonzero()
+        used = (char_ids != self.shifted_pad).any(dim=0).nonzero()
         longest = int(used[-1]) + 1 if len(used) else 0
         widest = max(c.kernel_size[0] for c in self.convolutions if isinstance(c, nn.Conv1d))
         return char_ids[:, : min(columns, longest + widest)]
+
+    def quantize(self) -> None:
+        """Keep the matrices of highways and projection as int8 alone."""
+        for highway in self.highways:
+            assert isinstance(highway, Highway)
+            highway.transform, highway.carry = map(Int8Linear, (highway.transform, highway.carry))
+        if self.projection is not None:
+            self.projection = Int8Linear(self.projection)
 
 
 class Highway(nn.Module):
@@ -119,6 +129,60 @@ class Highway(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, F) -> (N, F)."""
         return torch.lerp(x, torch.relu(self.transform(x)), torch.sigmoid(self.carry(x)))
+
+
+class LexiconEncoder(nn.Module):
+    """A word's row in a table beside what its characters make of it, both projected: ELMoForManyLangs' token vector.
+
+    `filters` may be empty, `word_dim` 0; not both.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_characters: int,
+        char_dim: int,
+        filters: Sequence[tuple[int, int]],
+        activation: str,
+        num_highways: int,
+        num_words: int,
+        word_dim: int,
+        projection_dim: int,
+    ) -> None:
+        super().__init__()
+        self.word_embedding: nn.Parameter | None = None
+        if word_dim:
+            self.word_embedding = nn.Parameter(torch.empty(num_words + Lexicon.NUM_SPECIAL_WORDS, word_dim))
+            nn.init.uniform_(self.word_embedding, -1.0, 1.0)
+        self.spelling: CharacterEncoder | None = None
+        if filters:
+            self.spelling = CharacterEncoder(
+                char_dim=char_dim,
+                filters=filters,
+                activation=activation,
+                num_highways=num_highways,
+                projection_dim=None,
+                num_characters=num_characters + Lexicon.NUM_MARKS,
+            )
+        width = word_dim + sum(channels for _, channels in filters)
+        self.projection: nn.Module = init_linear(nn.Linear(width, projection_dim))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(N, 1 + C) shifted ids -> (N, P)."""
+        parts = []
+        if self.word_embedding is not None:
+            rows = to_device(ids[:, 0] - 1, self.word_embedding.device)
+            parts.append(functional.embedding(rows, self.word_embedding))  # (N, word_dim)
+        if self.spelling is not None:
+            parts.append(self.spelling(ids[:, 1:]))  # (N, F)
+        vectors: Tensor = self.projection(torch.cat(parts, dim=-1))
+        return vectors
+
+    def quantize(self) -> None:
+        """Keep the matrices of all products as int8 alone."""
+        if self.spelling is not None:
+            self.spelling.quantize()
+        self.projection = Int8Linear(self.projection)
 
 
 class ProjectedLSTM(nn.Module):
@@ -215,8 +279,20 @@ class BiLM(nn.Module):
         super().__init__()
         self.config, self.is_int8 = config, False
         self.char_encoder: CharacterEncoder | None = None
+        self.lexicon_encoder: LexiconEncoder | None = None
         self.word_embedding: nn.Parameter | None = None
-        if config.num_words is None:
+        if config.num_lexicon_characters is not None:
+            self.lexicon_encoder = LexiconEncoder(
+                num_characters=config.num_lexicon_characters,
+                char_dim=config.char_dim,
+                filters=config.filters,
+                activation=config.activation,
+                num_highways=config.num_highways,
+                num_words=config.num_lexicon_words,
+                word_dim=config.word_dim,
+                projection_dim=config.projection_dim,
+            )
+        elif config.num_words is None:
             self.char_encoder = CharacterEncoder(
                 char_dim=config.char_dim,
                 filters=config.filters,
@@ -240,9 +316,11 @@ class BiLM(nn.Module):
         self.register_buffer("boundary_ids", self._boundary_ids(), persistent=False)
 
     def _boundary_ids(self) -> Tensor:
-        """Shifted ids of the two boundary tokens: (2, C) characters, or (2,) words."""
+        """Shifted ids of the two boundary tokens: (2, C) characters, (2,) words, or (2, 1 + C) of a lexicon."""
         if self.config.num_words is not None:
             return torch.tensor([self.config.bos_id + 1, self.config.eos_id + 1])
+        if (known := self.config.num_lexicon_characters) is not None:
+            return torch.from_numpy(lexicon_boundaries(known, max_characters=self.config.max_characters)) + 1
         ids = words_to_ids([BOS_TOKEN, EOS_TOKEN], max_characters=self.config.max_characters)
         return torch.from_numpy(ids).long() + 1
 
@@ -261,17 +339,14 @@ class BiLM(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, ProjectedLSTM)
             layer.quantize()
-        if self.char_encoder is not None:
-            for highway in self.char_encoder.highways:
-                assert isinstance(highway, Highway)
-                highway.transform, highway.carry = map(Int8Linear, (highway.transform, highway.carry))
-            if self.char_encoder.projection is not None:
-                self.char_encoder.projection = Int8Linear(self.char_encoder.projection)
+        for encoder in (self.char_encoder, self.lexicon_encoder):
+            if encoder is not None:
+                encoder.quantize()
         self.requires_grad_(False)
         self.is_int8 = True
 
     def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
-        """Shifted character ids (B, T, C), or word ids (B, T) of a word-level model -> all layers.
+        """Shifted character ids (B, T, C), word ids (B, T), or ids of a lexicon (B, T, 1 + C) -> all layers.
 
         Boundary tokens are added to each sentence here, and taken off again unless `keep_boundaries`.
         """
@@ -287,10 +362,11 @@ class BiLM(nn.Module):
         return self.contextualize(vectors[index.t()], lengths + 2, state=state, keep_boundaries=keep_boundaries)
 
     def embed_words(self, ids: Tensor) -> Tensor:
-        """Context-free vectors of words: shifted ids (N, C) or (N,), on any device -> (N, P)."""
+        """Context-free vectors of words: shifted ids (N, C), (N,) or (N, 1 + C), on any device -> (N, P)."""
         kernels.check_dtype(next(self.parameters()))
-        if self.char_encoder is not None:
-            vectors: Tensor = self.char_encoder(ids)
+        encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
+        if encoder is not None:
+            vectors: Tensor = encoder(ids)
             return vectors
         assert self.word_embedding is not None
         return functional.embedding(to_device(ids, self.word_embedding.device) - 1, self.word_embedding)
@@ -358,15 +434,22 @@ class BiLM(nn.Module):
         """(B, T) bool from shifted ids; ids of a wrong shape, type or range are a ValueError."""
         if not isinstance(ids, Tensor):
             raise ValueError(f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids")
-        columns = self.config.max_characters if self.config.num_words is None else None
+        columns, known = self.config.id_columns, self.config.num_lexicon_characters
+        maker = "batch_to_ids" if known is None else "ELMo.to_ids: this model has a lexicon of its own"
         wanted = "(B, T)" if columns is None else f"(B, T, {columns})"
         if ids.ndim != (2 if columns is None else 3) or (columns is not None and ids.shape[2] != columns):
-            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with batch_to_ids")
+            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with {maker}")
         if ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with batch_to_ids")
-        largest = NUM_CHARACTERS if self.config.num_words is None else self.config.num_words
-        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
-            raise ValueError(f"ids run from {int(ids.min())} to {int(ids.max())}, this model reads 0 to {largest}")
+            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with {maker}")
+        if known is None:
+            ranges = [(ids, NUM_CHARACTERS if self.config.num_words is None else self.config.num_words)]
+        else:
+            largest_word = self.config.num_lexicon_words + Lexicon.NUM_SPECIAL_WORDS
+            ranges = [(ids[:, :, 0], largest_word), (ids[:, :, 1:], known + Lexicon.NUM_MARKS)]
+        for part, largest in ranges:
+            if part.numel() and not (int(part.min()) >= 0 and int(part.max()) <= largest):
+                lowest, highest = int(part.min()), int(part.max())
+                raise ValueError(f"ids run from {lowest} to {highest}, this model reads 0 to {largest}")
         mask = ids > 0 if columns is None else (ids > 0).any(dim=-1)
         if mask.shape[1] > 1 and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
             raise ValueError("ids have padding before a token: padding belongs at the end of a row")

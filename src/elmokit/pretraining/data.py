@@ -90,6 +90,8 @@ def make_model(
 
 def fit_word_table(model: BiLMConfig, vocabulary: Vocabulary, initial: ModelFiles | None) -> BiLMConfig:
     """A word-level biLM has one row for each word of its vocabulary, which may turn out smaller than asked for."""
+    if model.num_lexicon_characters is not None:
+        raise ValueError("a model with a lexicon of its own (ELMoForManyLangs) gives vectors; it is not trained here")
     if model.num_words is None:
         return model
     if len(vocabulary) > model.num_words or (initial is not None and len(vocabulary) != model.num_words):

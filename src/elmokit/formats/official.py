@@ -1,7 +1,8 @@
-"""Foreign weights, in and out: the official HDF5 files of AllenNLP and bilm-tf.
+"""The official models of AllenNLP and bilm-tf, in and out.
 
-Enters: options.json and weights.hdf5 as they were downloaded (or a token-embedding file, or a softmax file).  Leaves: a
-`BiLMConfig` and tensors named as in `network.py`; and back, bit for bit.  `official_views` is the one table both ways.
+Enters: options.json and its weights as they were downloaded: HDF5, or a TensorFlow checkpoint (or a token-embedding
+file, or a softmax file).  Leaves: a `BiLMConfig` and tensors named as in `network.py`; and back as HDF5, bit for bit.
+`official_views` is the one table both ways.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import h5py
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,7 +25,9 @@ from elmokit.characters import NUM_CHARACTERS
 from elmokit.checkpoint import ModelFiles, check_finite
 from elmokit.config import BiLMConfig, from_mapping, read_json
 from elmokit.corpus import Vocabulary
-from elmokit.files import ForgivingFile, replacing, replacing_together
+from elmokit.files import replacing, replacing_together
+from elmokit.formats.hdf5 import open_hdf5, writing_hdf5
+from elmokit.formats.tensorflow import open_checkpoint
 from elmokit.network import BiLM
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,26 @@ TRAINING_KEYS = {
 }
 
 
+class Arrays(Protocol):
+    """A file of arrays under their official names; what is wrong with it is a ValueError that names it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def about(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type."""
+
+    def read(self, name: str) -> npt.NDArray[Any]: ...
+
+
+def open_arrays(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Arrays]:
+    """The weights in `path`: the .index of a TensorFlow checkpoint, or else an HDF5 file."""
+    return open_checkpoint(path) if Path(path).suffix == ".index" else open_hdf5(path)
+
+
 def read_official(
     options_path: str | os.PathLike[str],
     weights_path: str | os.PathLike[str],
@@ -63,13 +86,13 @@ def read_official(
     vocabulary has the sentence boundaries at `boundary_ids`.
     """
     options = read_json(options_path)
-    with open_hdf5(weights_path) as file, open_hdf5(embeddings_path or weights_path) as embeddings:
-        names = _datasets(file)
+    with open_arrays(weights_path) as file, open_arrays(embeddings_path or weights_path) as embeddings:
+        names = file.names
         word_level = embeddings_path is not None or not ("char_cnn" in options or "char_embed" in names)
         config = config_from_options(
             options,
             source=str(options_path),
-            num_words=len(_dataset(embeddings, "embedding")) if word_level else None,
+            num_words=_rows(embeddings, "embedding") if word_level else None,
             boundary_ids=boundary_ids,
         )
         # files without projection exist, where it would not change the width
@@ -105,6 +128,11 @@ def read_official_model(
         boundary_ids=(0, 1) if vocabulary is None else (vocabulary.bos_id, vocabulary.eos_id),
     )
     softmax = None
+    if softmax_path is None and Path(weights_path).suffix == ".index":  # a checkpoint holds all that was trained
+        if vocabulary is not None:
+            softmax_path = weights_path
+        else:
+            logger.warning("%s: its softmax is left aside, since no vocabulary names its rows", weights_path)
     if softmax_path is not None:
         if vocabulary is None:
             raise ValueError(f"{softmax_path}: a softmax needs the vocabulary that names its rows: give vocabulary=")
@@ -118,6 +146,10 @@ def read_official_model(
 
 def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
     """Write `options.json` and `weights.hdf5` into `folder`."""
+    if config.num_lexicon_characters is not None:
+        raise ValueError(
+            "the official format spells words in bytes and has no place for a lexicon: save_pretrained has"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing_together([folder / "weights.hdf5", folder / "options.json"]) as (target, options):
@@ -163,10 +195,10 @@ def config_from_options(
     boundary_ids: tuple[int, int] = (0, 1),
 ) -> BiLMConfig:
     """Official options -> our configuration; keys that nobody knows are logged, not refused."""
-    lstm = _table(options, "lstm", source)
+    lstm = table_in(options, "lstm", source)
     values: dict[str, Any] = {
-        "cell_dim": _required(lstm, "lstm", "dim", source),
-        "projection_dim": _required(lstm, "lstm", "projection_dim", source),
+        "cell_dim": required(lstm, "lstm", "dim", source),
+        "projection_dim": required(lstm, "lstm", "projection_dim", source),
         "num_layers": lstm.get("n_layers", 1),
         "cell_clip": lstm.get("cell_clip") or None,  # the references read 0 as no clip
         "proj_clip": lstm.get("proj_clip") or None,
@@ -176,15 +208,15 @@ def config_from_options(
     if num_words is not None:
         values.update(num_words=num_words, bos_id=boundary_ids[0], eos_id=boundary_ids[1])
     else:
-        char_cnn = _table(options, "char_cnn", source)
+        char_cnn = table_in(options, "char_cnn", source)
         # 261 for training, 262 for inference (one more for padding): both mean the same file
         if char_cnn.get("n_characters", NUM_CHARACTERS) not in (NUM_CHARACTERS, NUM_CHARACTERS + 1):
             raise ValueError(f"{source}: char_cnn.n_characters is {char_cnn['n_characters']}, not 261 or 262")
-        embedding = _table(char_cnn, "embedding", f"{source}: char_cnn")
+        embedding = table_in(char_cnn, "embedding", f"{source}: char_cnn")
         values.update(
-            char_dim=_required(embedding, "char_cnn.embedding", "dim", source),
-            filters=_required(char_cnn, "char_cnn", "filters", source),
-            activation=_required(char_cnn, "char_cnn", "activation", source),
+            char_dim=required(embedding, "char_cnn.embedding", "dim", source),
+            filters=required(char_cnn, "char_cnn", "filters", source),
+            activation=required(char_cnn, "char_cnn", "activation", source),
             max_characters=char_cnn.get("max_characters_per_token", 50),
             num_highways=char_cnn.get("n_highway") or 0,
         )
@@ -219,11 +251,13 @@ def options_from_config(config: BiLMConfig) -> dict[str, Any]:
 
 
 def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[str, Tensor]:
-    """An official softmax file -> `weight` (V, P), `bias` (V,)."""
-    with open_hdf5(path) as file:
-        rows = len(_dataset(file, "softmax/W"))
+    """An official softmax file, or the checkpoint that it was made from -> `weight` (V, P), `bias` (V,)."""
+    with open_arrays(path) as file:
+        # a word-level model may share its table with the softmax
+        table = "embedding" if "softmax/W" not in file.names and "embedding" in file.names else "softmax/W"
+        rows = _rows(file, table)
         softmax = {"weight": torch.empty(rows, projection_dim), "bias": torch.empty(rows)}
-        for name, tensor in (("softmax/W", softmax["weight"]), ("softmax/b", softmax["bias"])):
+        for name, tensor in ((table, softmax["weight"]), ("softmax/b", softmax["bias"])):
             _check(file, name, [tensor])
             _fill(file, name, [tensor])
     return softmax
@@ -239,104 +273,65 @@ def write_token_embeddings(vectors: Tensor, path: str | os.PathLike[str]) -> Non
     _write(path, {"embedding": vectors})
 
 
-@contextlib.contextmanager
-def open_hdf5(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
-    """An HDF5 file to read from; anything else is a ValueError that names it."""
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: {'this is a folder' if Path(path).is_dir() else 'no such file'}")
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{path}: not a whole HDF5 file ({error})") from None
-    with file:
-        yield file
-
-
-@contextlib.contextmanager
-def writing_hdf5(path: Path) -> Iterator[h5py.File]:
-    """A new HDF5 file to write to; a full disk is an OSError that names it, once the block has ended."""
-    with ForgivingFile(path, "w+") as raw:
-        with h5py.File(raw, "w") as file:
-            yield file
-        if raw.error is not None:
-            raise OSError(raw.error.errno, raw.error.strerror, str(path))
-
-
 def _write(path: str | os.PathLike[str], arrays: Mapping[str, Tensor]) -> None:
     with replacing(Path(path)) as target, writing_hdf5(target) as file:
         for name, tensor in arrays.items():
             file[name] = tensor.detach().float().cpu().numpy()
 
 
-def _check(file: h5py.File, name: str, parts: list[Tensor]) -> None:
-    """The dataset `name` is there, and has the shape of the views together."""
-    dataset = _dataset(file, name)
+def _rows(file: Arrays, name: str) -> int:
+    shape, _ = file.about(name)
+    if not shape:
+        raise ValueError(f"{file.path}: {name} is one number, not a table")
+    return shape[0]
+
+
+def _check(file: Arrays, name: str, parts: list[Tensor]) -> None:
+    """The array `name` is there, and has the shape of the views together."""
+    shape, dtype = file.about(name)
     expected = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    with _reading(file, name):
-        shape, dtype = dataset.shape, dataset.dtype
     if shape != expected:
-        raise ValueError(f"{file.filename}: {name} is {shape}, the options ask for {expected}")
+        raise ValueError(f"{file.path}: {name} is {shape}, the options ask for {expected}")
     if dtype.kind != "f":
-        raise ValueError(f"{file.filename}: {name} holds {dtype}, not floating-point numbers")
+        raise ValueError(f"{file.path}: {name} holds {dtype}, not floating-point numbers")
 
 
-def _fill(file: h5py.File, name: str, parts: list[Tensor]) -> None:
-    """Copy the dataset `name` into the views."""
-    with _reading(file, name), np.errstate(over="ignore"):
-        values = torch.from_numpy(_dataset(file, name)[()].astype(np.float32, copy=False))
-    check_finite(values, Path(file.filename), name)
+def _fill(file: Arrays, name: str, parts: list[Tensor]) -> None:
+    """Copy the array `name` into the views."""
+    with np.errstate(over="ignore"):
+        values = torch.from_numpy(file.read(name).astype(np.float32, copy=False))
+    check_finite(values, file.path, name)
     begin = 0
     for part in parts:
         part.copy_(values[begin : begin + len(part)])
         begin += len(part)
 
 
-def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    with _reading(file, name):
-        found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
-        held = ", ".join(_datasets(file)[:40]) or "nothing"
-        raise ValueError(f"{file.filename}: {name} is missing; the file holds {held}")
-    return found
-
-
-def _datasets(file: h5py.File) -> list[str]:
-    names: list[str] = []
-    with _reading(file, "the list of its arrays"):
-        file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    return names
-
-
-@contextlib.contextmanager
-def _reading(file: h5py.File, what: str) -> Iterator[None]:
-    """HDF5 has no one error for a damaged file: whatever comes while `what` is read names the file."""
-    try:
-        yield
-    except (RuntimeError, OSError, KeyError, TypeError, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.filename}: {what} cannot be read, the file is damaged ({error})") from None
-
-
-def _refuse_surplus(file: h5py.File, surplus: set[str], word_level: bool, options: str) -> None:
+def _refuse_surplus(file: Arrays, surplus: set[str], word_level: bool, options: str) -> None:
     """Layers, filters or highways that the options do not name would be left out silently: wrong numbers."""
     for name in sorted(surplus):
         group = name.split("/")[0]
         if group == "char_embed" or group.startswith("CNN"):
             if word_level:  # the character encoder, which the word table stands in for
                 continue
-        elif not group.startswith("RNN_"):
-            logger.warning("%s: %s is no part of the biLM and is left aside", file.filename, name)
+        elif group == "softmax" and file.path.suffix == ".index":  # see read_official_model
             continue
-        raise ValueError(f"{file.filename}: {name} has no place in {options}: the options contradict the weights")
+        elif not group.startswith("RNN_"):
+            logger.warning("%s: %s is no part of the biLM and is left aside", file.path, name)
+            continue
+        raise ValueError(f"{file.path}: {name} has no place in {options}: the options contradict the weights")
 
 
-def _table(values: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
+def table_in(values: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
+    """The table under `key`; a ValueError that names `source` where there is none."""
     found = values.get(key)
     if not isinstance(found, Mapping):
         raise ValueError(f"{source}: {key!r} is missing or no table: {found!r}")
     return found
 
 
-def _required(values: Mapping[str, Any], table: str, key: str, source: str) -> Any:
+def required(values: Mapping[str, Any], table: str, key: str, source: str) -> Any:
+    """The value under `key`; a ValueError that names `source` and the table where there is none."""
     if key not in values:
         raise ValueError(f"{source}: {table}.{key} is missing")
     return values[key]
