@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from elmokit import ELMo, ScalarMix, __version__
-from elmokit.checkpoint import SCALE, Storage, _stored
+from elmokit.checkpoint import SCALE, Storage, stored
 from elmokit.config import BiLMConfig, to_mapping
 from elmokit.files import replacing
 
@@ -64,7 +64,7 @@ def export_onnx(
     path, config = Path(path), model.config
     shares = _shares(model, layers)
     _check_exportable(model)
-    weights = _stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)
+    weights = stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)
     metadata = {
         "elmokit_version": __version__,
         "config": json.dumps(to_mapping(config)),
