@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit browser clean
+.PHONY: test demo lint types unit browser site clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -28,9 +28,13 @@ browser: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest tests/test_explorer.py
 
+# the documentation as a site, in site/; look at it with: .venv/bin/python -m http.server -d site
+site: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # the story of the word "bank", told by the model that comes with the package
 demo: .venv/installed
 	$(BIN)/python examples/bank.py
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build site

@@ -2,10 +2,8 @@
 
 import inspect
 import json
-import re
 import shutil
 import zipfile
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -19,7 +17,6 @@ from elmokit.hub import OFFICIAL
 from elmokit.losses import OutputLayer
 
 SENTENCES = [["The", "bank", "lent", "money"], ["Hi"], ["naïve", "日本", "."]]
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "differences.md"
 WIDTH = 10  # 2P
 
 
@@ -482,22 +479,3 @@ def test_substitutes_need_a_language_model_and_a_possible_number(language_model,
             language_model.get_elmo_substitutes(["word1"], topn=topn)
     with pytest.raises(ValueError, match=r"sentences\[0\] is None"):
         language_model.get_elmo_substitutes([None])
-
-
-# ---- the document ---------------------------------------------------------------------------------------------------
-
-SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-
-
-def test_the_document_shows_how_to_move_over():
-    assert len(SNIPPETS) >= 6
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda text: text.split("\n")[0].split("#")[0].strip())
-def test_every_snippet_of_the_document_runs(snippet, folder, tmp_path, monkeypatch):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    shutil.copytree(folder, tmp_path / "folder")
-    (tmp_path / "sentences.txt").write_text("I ate .\nGood .\n", encoding="utf-8")
-    (tmp_path / "vocabulary.txt").write_text("<S>\n</S>\n<UNK>\ngood\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, str(DOCUMENT), "exec"), {})

@@ -1,45 +1,94 @@
-"""Every command and every session of the documents runs, in a folder that holds what they speak of."""
+"""Every command, snippet and session of the documents runs, in a folder that holds what they speak of; the site builds.
+
+A page is one story, told in one folder and one namespace: its ```python and ```console blocks run from top to bottom.
+"""
 
 import doctest
 import gzip
+import importlib.util
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import elmokit
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
+from elmokit.cli import main
 from elmokit.losses import OutputLayer
 from elmokit.tasks import TaskConfig, train
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PRETRAINING = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
-CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-FENCES = re.findall(r"```(\w+)\n(.*?)```", README + PRETRAINING, flags=re.DOTALL)
-COMMANDS = [
-    *(line[2:] for kind, block in FENCES if kind == "console" for line in block.splitlines() if line[:2] == "$ "),
-    *(line.split("#")[0].strip() for line in CLI.splitlines() if re.match(r"    \S", line)),
-]
-# made by the environment that runs this test
-NOT_HERE = {"pip install elmokit", "make test", "make demo", ".venv/bin/pre-commit install"}
+# a host library's warnings are for its own users
+pytestmark = pytest.mark.filterwarnings("default")
 
-# what makes a command short, and stands in for the model that a user would name
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+# libraries that a page or an example may stand on, beyond the core
+HOSTS = {"flair", "onnxruntime", "ray", "sentence_transformers", "sklearn", "spacy", "transformers"}
+OTHER_TESTS = {"serving.md": "tests/test_serve_process.py", "bank.py": "tests/test_english.py"}  # they run these
+NOT_HERE = ("pip install", "make ", "git ", ".venv/bin/pre-commit")  # made by the environment that runs this test
+
+# what makes a command short, and stands in for the model or the machine that a user would name
 SHORTER = {
     "elmokit pretrain": " --set steps=2 --set eval_every=1 --set checkpoint_every=1 --set batch_size=4"
     " --set model.cell_dim=16 --set model.projection_dim=8 --set num_negatives=4 --set eval_batch_size=2"
     " --set precision=float32 --set device=cpu --set tensorboard=false",
     "elmokit finetune": " --set steps=1 --set batch_size=2 --set num_negatives=4 --set device=cpu",
     "elmokit bench": " --rounds 1 --sentences 2 --steps 2",
+    "elmokit bench --training": " --rows 2",
     "elmokit convert": " --overwrite",
+    "elmokit probe --only": " --model my-model",
     "elmokit task train": " --set epochs=1 --set hidden_dim=4",
     "elmokit task compare": " --set epochs=1 --set hidden_dim=4 --seeds 1",
 }
+SMALLER = {"--nproc-per-node 8": "--nproc-per-node 1", "--size original ": "", "--rows 32": "--rows 2"}
+WORDS = ("<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money", "sat", "by", "lent", "He", "good")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its kind, its text, and where it stands, to be found again."""
+
+    kind: str
+    text: str
+    place: str
+
+
+def blocks_of(page):
+    text = page.read_text(encoding="utf-8")
+    blocks = [
+        Block(found[1], found[2], f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}")
+        for found in FENCE.finditer(text)
+    ]
+    if page.name == "cli.md":  # a list of verbs, whose commands stand indented
+        lines = enumerate(text.splitlines(), 1)
+        blocks += [
+            Block("console", "$ " + line.split("#")[0].strip(), f"{page.name}:{number}")
+            for number, line in lines
+            if re.match(r"    \S", line)
+        ]
+    return [block for block in blocks if block.kind in ("python", "console")]
+
+
+def skip_without_hosts(file):
+    line = re.compile(r"^(?:>>> )? *(?:import|from) (?:elmokit\.integrations\.)?(\w+)", re.MULTILINE)
+    imported = line.findall(file.read_text(encoding="utf-8"))
+    for host in sorted(HOSTS.intersection(imported)):
+        if importlib.util.find_spec(host) is None:
+            pytest.skip(f"{file.name} needs {host}, which is not installed here")
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +99,18 @@ def workshop(tmp_path_factory):
     torch.manual_seed(0)
     # as wide as the published model, with few cells: the shapes are the same
     config = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8), (3, 16)), num_highways=1, cell_dim=16, projection_dim=512)
-    words = ["<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money", "sat", "by", "lent", "He", "The"]
-    model = ELMo(BiLM(config), output_layer=OutputLayer(len(words), 512), vocabulary=Vocabulary(words))
+    model = ELMo(BiLM(config), output_layer=OutputLayer(len(WORDS), 512), vocabulary=Vocabulary(WORDS))
     for name in ("my-model", "mine", "runs/mine"):
         model.save_pretrained(folder / name)
     model.export_hdf5(folder)
-    for name in ("original", "official-folder"):  # a folder comes before an official name
+    for name in ("original", "official-folder", "folder"):  # a folder comes before an official name
         (folder / name).mkdir()
         for file in ("options.json", "weights.hdf5"):
             shutil.copy(folder / file, folder / name / file)
     text = "The bank lent money .\n\nHe sat by the river bank .\n"
-    for name, repeats in (("sentences", 1), ("train", 40), ("heldout", 10), ("clinical", 10), ("corpus/part", 40)):
+    for name, repeats in {
+        "sentences": 1, "train": 40, "heldout": 10, "clinical": 10, "corpus": 2, "more": 1, "corpus/part": 40,
+    }.items():  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.txt").write_text(text * repeats)
     for name in ("big", "corpus/part"):
@@ -78,46 +128,64 @@ def workshop(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_documents_runs(command, workshop, tmp_path):
-    if command in NOT_HERE:
+@pytest.fixture
+def desk(workshop, tmp_path, monkeypatch):
+    """A copy of the workshop as the working folder, no network, and a `__main__` of its own, which is given."""
+    shutil.copytree(workshop, tmp_path / "workshop")
+    monkeypatch.chdir(tmp_path / "workshop")
+    for name, value in {
+        "ELMOKIT_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "ELMOKIT_CACHE": str(tmp_path / "cache"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    module = types.ModuleType("__main__")  # where pickle looks for what a snippet defines
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    threads = torch.get_num_threads()
+    yield module
+    torch.set_num_threads(threads)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
+def run_command(command, place):
+    """As a shell would; a verb of ours without a pipe is called here, which saves its seconds of imports."""
+    if command.startswith(NOT_HERE):
         return
-    folder = tmp_path / "workshop"
-    shutil.copytree(workshop, folder)
-    if command.startswith("elmokit vocab"):
-        (folder / "vocabulary.txt").unlink()
-    if command.startswith("elmokit task train"):
-        shutil.rmtree(folder / "runs" / "ner")
     for start, addition in SHORTER.items():
         if start in command:
             command += addition
-    command = command.replace("--nproc-per-node 8", "--nproc-per-node 2")
-    shell = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "ELMOKIT_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, shell=True, cwd=folder, env=shell, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for large, small in SMALLER.items():
+        command = command.replace(large, small)
+    if "elmokit task train" in command:
+        shutil.rmtree("runs/ner", ignore_errors=True)
+    if "elmokit vocab" in command:
+        Path("vocabulary.txt").unlink(missing_ok=True)
+    if re.search(r"[|<>;$]|--ray|torchrun", command) or not command.startswith("elmokit "):
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, f"{place}: {command}\n{done.stdout}{done.stderr}"
+        return
+    for part in command.split(" && "):
+        done = CliRunner().invoke(main, shlex.split(part)[1:])
+        assert done.exit_code == 0, f"{place}: {part}\n{done.output}{done.exception!r}"
 
 
-def test_the_sessions_of_the_readme_print_what_they_say(workshop, monkeypatch):
-    monkeypatch.chdir(workshop)
-    sessions = [block for kind, block in FENCES if kind == "python" and block.startswith(">>>")]
-    assert len(sessions) >= 2
-    for number, session in enumerate(sessions):
-        parsed = doctest.DocTestParser().get_doctest(session, {}, f"session {number}", "README.md", 0)
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-        report = []
-        runner.run(parsed, out=report.append)
-        assert runner.failures == 0, "".join(report)
+def run_python(block, namespace):
+    if ">>>" not in block.text:
+        exec(compile(block.text, block.place, "exec"), namespace)
+        return
+    session = doctest.DocTestParser().get_doctest(block.text, {}, block.place, block.place, 0)
+    session.globs = namespace  # and not a copy of it: what a session defines, the next block may use
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    report = []
+    runner.run(session, out=report.append, clear_globs=False)
+    assert runner.failures == 0, "".join(report)
 
 
-def test_the_script_of_the_pretraining_page_trains(workshop, tmp_path, monkeypatch, capsys):
-    shutil.copytree(workshop, tmp_path / "workshop")
-    monkeypatch.chdir(tmp_path / "workshop")
-    script = next(block for kind, block in FENCES if kind == "python" and "elmokit.pretrain(" in block)
+def shorten_pretraining(monkeypatch):
+    """A biLM of a few cells, and two steps."""
     pretrain = elmokit.pretrain
 
     def shorter(*, model, **settings):
@@ -126,12 +194,72 @@ def test_the_script_of_the_pretraining_page_trains(workshop, tmp_path, monkeypat
         return pretrain(model=small, **settings, steps=2, eval_every=1, batch_size=4, eval_batch_size=2, device="cpu")
 
     monkeypatch.setattr(elmokit, "pretrain", shorter)
-    exec(script, {"__name__": "__main__"})
-    assert "Perplexity(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_runs_from_top_to_bottom(page, desk, monkeypatch, capsys):
+    if page.name in OTHER_TESTS:
+        pytest.skip(f"{OTHER_TESTS[page.name]} runs this page")
+    skip_without_hosts(page)
+    shorten_pretraining(monkeypatch)
+    for block in blocks_of(page):
+        if block.kind == "python":
+            run_python(block, vars(desk))
+        elif page.name != "README.zh-CN.md":  # its commands are those of README.md, as the next test says
+            for line in block.text.splitlines():
+                if line.startswith("$ "):
+                    run_command(line[2:], block.place)
+    if page.name == "pretraining.md":
+        assert "Perplexity(" in capsys.readouterr().out
+
+
+def test_both_readmes_show_the_same_commands_and_sessions():
+    def without_remarks(page):
+        return [re.sub(r" +# .*", "", block.text) for block in blocks_of(page)]
+
+    english = without_remarks(ROOT / "README.md")
+    assert len(english) >= 5
+    assert without_remarks(ROOT / "README.zh-CN.md") == english
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_runs(example, desk, monkeypatch, capsys):
+    if example.name in OTHER_TESTS:
+        pytest.skip(f"{OTHER_TESTS[example.name]} runs it")
+    skip_without_hosts(example)
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out, f"{example.name} shows nothing"
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_navigation_and_the_site_builds_without_a_warning(tmp_path):
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in navigation, f"mkdocs.yml leaves {page.name} out of its nav"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)\b[^>]*?(?:src|href)="(https?://[^"]+)', page.read_text("utf-8"))
+        assert not loaded, f"{page.name} loads {loaded[0]} from elsewhere"
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in set(elmokit.__all__) - {"__version__"}:
+        assert re.search(rf"^::: elmokit\.[\w.]+\.{name}$", page, re.MULTILINE), name
+
+
+def test_every_extra_of_the_package_is_named_in_the_quickstart():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    for extra in project["optional-dependencies"].keys() - {"dev", "docs", "browser"}:
+        assert f"`{extra}`" in page, extra
