@@ -136,6 +136,9 @@ class FromFile:
         self.vectors = vectors
         self.config = SimpleNamespace(projection_dim=vectors.shape[1] // 2, num_layers=2)
 
+    def digest(self) -> str:
+        return "a file of vectors"
+
     def embed(self, sentences: list[list[str]], layers: Any) -> list[np.ndarray]:
         begins = [int(words[0]) for words in sentences]
         return [
@@ -152,7 +155,6 @@ class Elmokit:
     def build(self, vectors: np.ndarray, folder: Path) -> None:
         from elmokit import index
 
-        index.weights_digest = lambda model: "a file of vectors"
         model: Any = FromFile(vectors)
         store = index.WordIndex.create(folder / "store", model)
         store.add(

@@ -16,8 +16,7 @@ from elmokit import index as index_module
 from elmokit.characters import tokenize
 from elmokit.cli_index import index as index_verb
 from elmokit.cli_index import neighbours as neighbours_verb
-from elmokit.corpus import Vocabulary
-from elmokit.index import Added, Neighbour, WordIndex, weights_digest
+from elmokit.index import Added, Neighbour, WordIndex
 
 pytest.importorskip("usearch", reason="the extra elmokit[index] is not installed")
 
@@ -427,17 +426,6 @@ def test_a_weight_that_changes_later_is_seen(tmp_path):
         next(model.bilm.layers[1].parameters()).view(-1)[0] += 1
     with pytest.raises(ValueError, match="another model"):
         store.neighbours(model, "the [bank]")
-
-
-def test_the_digest_tells_models_apart_by_type_and_words():
-    model = random_model()
-    assert weights_digest(model) == weights_digest(random_model())
-    assert weights_digest(model) != weights_digest(random_model().double())
-    config = BiLMConfig(num_words=4, cell_dim=16, projection_dim=8, num_layers=1)
-    torch.manual_seed(0)
-    bilm = BiLM(config)
-    one, two = (ELMo(bilm, vocabulary=Vocabulary(["<S>", "</S>", "<UNK>", word])) for word in ("bank", "river"))
-    assert weights_digest(one) != weights_digest(two)
 
 
 def test_a_model_that_carries_its_state_is_refused(tmp_path):

@@ -13,6 +13,7 @@ import torch
 import reference
 from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels, network
 from elmokit import model as model_module
+from elmokit.characters import Lexicon
 from elmokit.corpus import Vocabulary
 from elmokit.losses import OutputLayer
 from elmokit.pipeline import Batch, WordCache, plan
@@ -559,3 +560,41 @@ def test_batches_go_by_length_within_the_budget():
 def test_progress_is_shown_where_asked(capsys):
     tiny().embed(["a", "b"], show_progress=True)
     assert "sentences" in capsys.readouterr().out
+
+
+# ---- the digest ------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_that_of_all_that_makes_the_vectors():
+    def words(*known):
+        torch.manual_seed(0)
+        bilm = BiLM(BiLMConfig(num_words=4, cell_dim=16, projection_dim=8, num_layers=1))
+        return ELMo(bilm, vocabulary=Vocabulary(["<S>", "</S>", "<UNK>", *known]))
+
+    def spelled(*characters):
+        torch.manual_seed(0)
+        config = BiLMConfig(num_lexicon_characters=2, filters=((1, 4),), cell_dim=16, projection_dim=8, num_layers=1)
+        return ELMo(BiLM(config), lexicon=Lexicon(characters))
+
+    changed = tiny()
+    with torch.no_grad():
+        next(changed.bilm.layers[1].parameters()).view(-1)[0] += 1
+    other = copy.deepcopy(changed)
+    for model in (rounded := tiny()), changed:
+        model.bilm.quantize()
+    different = [
+        tiny(),
+        tiny().double(),
+        other,
+        rounded,
+        changed,
+        words("bank"),
+        words("river"),
+        spelled(*"ab"),
+        spelled(*"ba"),
+    ]
+    assert len({model.digest() for model in different}) == len(different)
+    assert tiny().digest() == tiny().digest() == tiny(num_mixes=2).digest()
+    again = tiny()
+    again.bilm.quantize()
+    assert again.digest() == rounded.digest()

@@ -99,7 +99,7 @@ class IndexSettings:
     """What is chosen once, when a store is made."""
 
     digest: str
-    """Of the weights, see `weights_digest`."""
+    """See `ELMo.digest`."""
     model: str | None
     """The name under which the model can be loaded again, where it has one."""
     dim: int
@@ -171,7 +171,7 @@ class WordIndex:
             raise ValueError(f'layer must be "average", "top" or {numbers}, not {layer!r}')
         _import_usearch()  # before hours of work, not after them
         settings = IndexSettings(
-            digest=weights_digest(model),
+            digest=model.digest(),
             model=model_name,
             dim=2 * model.config.projection_dim,
             layer=layer,
@@ -248,7 +248,7 @@ class WordIndex:
         known, known_weights = self._known_model
         if known() is model and known_weights == seen:
             return
-        found = weights_digest(model)
+        found = model.digest()
         if found != self.settings.digest:
             name = "" if self.settings.model is None else f" ({self.settings.model})"
             raise ValueError(
@@ -458,20 +458,6 @@ class WordIndex:
     def _write_contents(self, contents: IndexContents) -> None:
         _write_json(self.folder / CONTENTS_FILE, contents)
         self._map(contents)
-
-
-def weights_digest(model: ELMo) -> str:
-    """Of the biLM: its configuration, its weights as they are, and the words of a word-level model.
-
-    Weights that were rounded to int8 in memory are not among the tensors; that they were is.
-    """
-    digest = hashlib.sha256(json.dumps([to_mapping(model.config), model.bilm.is_int8]).encode())
-    for name, tensor in sorted(model.bilm.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    if model.vocabulary_is_input and model.vocabulary is not None:
-        digest.update(json.dumps(model.vocabulary.words).encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

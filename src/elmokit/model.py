@@ -6,6 +6,8 @@ arrays from `embed` and `encode`, tensors with gradients from `forward`, numbers
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import threading
@@ -423,6 +425,15 @@ class ELMo(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.bilm.parameters()).device
+
+    def digest(self) -> str:
+        """The SHA-256 of all that makes the vectors: sizes, weights, and the words that are known by number."""
+        known: list[Any] = [self.bilm.digest()]
+        if self.vocabulary_is_input and self.vocabulary is not None:
+            known.append(self.vocabulary.words)
+        if self.lexicon is not None:
+            known += [self.lexicon.characters, self.lexicon.words]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     @property
     def vocabulary_is_input(self) -> bool:

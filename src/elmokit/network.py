@@ -10,6 +10,8 @@ P projection, L LSTM layers, D = 2 directions.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from torch.nn import functional
 
 from elmokit import kernels
 from elmokit.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, Lexicon, lexicon_boundaries, words_to_ids
-from elmokit.config import BiLMConfig
+from elmokit.config import BiLMConfig, to_mapping
 from elmokit.kernels import LSTMState, LSTMWeights, cpu
 
 WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # the windows of so many words stay in a CPU's cache, or fill a GPU
@@ -277,7 +279,7 @@ class BiLM(nn.Module):
 
     def __init__(self, config: BiLMConfig) -> None:
         super().__init__()
-        self.config, self.is_int8 = config, False
+        self.config, self.is_int8, self._digest_before_int8 = config, False, ""
         self.char_encoder: CharacterEncoder | None = None
         self.lexicon_encoder: LexiconEncoder | None = None
         self.word_embedding: nn.Parameter | None = None
@@ -329,6 +331,16 @@ class BiLM(nn.Module):
         self.load_state_dict(dict(weights), assign=True)
         self.boundary_ids = self._boundary_ids().to(next(self.parameters()).device)
 
+    def digest(self) -> str:
+        """The SHA-256 of the sizes and of the weights as they are, wherever they are."""
+        if self.is_int8:
+            return hashlib.sha256(f"{self._digest_before_int8} as int8".encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(to_mapping(self.config), sort_keys=True).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def quantize(self) -> None:
         """Round the weights of all products to int8, for inference on a CPU; characters and biases stay as they are.
 
@@ -336,6 +348,7 @@ class BiLM(nn.Module):
         """
         if next(self.parameters()).device.type != "cpu":
             raise ValueError("int8 weights run on a CPU: leave quantize unset, or use device='cpu'")
+        self._digest_before_int8 = self.digest()  # what is rounded is packed, and can be read no more
         for layer in self.layers:
             assert isinstance(layer, ProjectedLSTM)
             layer.quantize()

@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.characters import tokenize
-from elmokit.config import to_mapping
 from elmokit.files import ForgivingFile, replacing, sync_folder
 from elmokit.model import ELMo, Layers
 
@@ -200,7 +199,7 @@ class _Parts:
             "layers": file.layers,
             "dtype": file.dtype,
             "tokenized": file.tokenized,
-            "model": _digest(model),
+            "model": model.digest(),
         }
         self.folder.mkdir(exist_ok=True)
         for left_by_a_killed_run in self.folder.glob(".*.tmp"):
@@ -298,17 +297,6 @@ class _Parts:
         """The number of tokens of each line."""
         for number in range(self.count):
             yield from self.read(number, 0, with_vectors=False).lengths.tolist()
-
-
-def _digest(model: ELMo) -> str:
-    """The SHA-256 of what makes the vectors: sizes, weights, and of a word-level model the vocabulary."""
-    digest = hashlib.sha256(json.dumps(to_mapping(model.config), sort_keys=True).encode())
-    for name, tensor in sorted(model.bilm.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
-    if model.vocabulary_is_input and model.vocabulary is not None:
-        digest.update(model.vocabulary.digest.encode())
-    return digest.hexdigest()
 
 
 def _check_keys(lines: Iterable[str]) -> Iterator[str]:

@@ -24,7 +24,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from elmokit.corpus import prepare
@@ -208,11 +207,11 @@ def _reason_against(model: ELMo, probe: str) -> str | None:
 
 
 def _digest_weights(model: ELMo) -> str:
-    digest = hashlib.sha256()
-    for module in (model.bilm, model.output_layer):
-        for name, tensor in sorted(module.state_dict().items()) if module is not None else ():
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).data)
+    """Of what makes vectors, and of what predicts words."""
+    digest = hashlib.sha256(model.digest().encode())
+    for name, tensor in sorted(model.output_layer.state_dict().items()) if model.output_layer is not None else ():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -136,22 +136,13 @@ def _sha256_of_file(path: Path) -> str:
 # ---- the layers of a frozen biLM -------------------------------------------------------------------------------------
 
 
-def weights_digest(elmo: ELMo) -> str:
-    """Changes with any weight of the biLM, and with nothing else."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(elmo.bilm.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 class FrozenLayers:
     """Every layer of sentences by a biLM that does not change: from the disk where `prepare` put them, else live."""
 
     def __init__(self, elmo: ELMo, folder: Path) -> None:
         self.elmo, self.folder = elmo, folder
         self.num_layers, self.dim = elmo.config.num_layers + 1, 2 * elmo.config.projection_dim
-        self.digest = weights_digest(elmo)
+        self.digest = elmo.digest()
         self._places: dict[tuple[str, ...], npt.NDArray[np.float16]] = {}
 
     def prepare(self, sentences: Sequence[Sequence[str]], advance: Advance | None = None) -> None:

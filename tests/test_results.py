@@ -1,0 +1,44 @@
+"""The results page shows what the commands wrote, and nothing else."""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from elmokit.config import from_mapping
+from elmokit.probes.mixes import TaskMixes, mix_table
+from elmokit.tasks.compare import read_comparisons, summary_table, to_markdown
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def values():
+    return lambda name: json.loads((DOCS / "results" / name).read_text(encoding="utf-8"))
+
+
+def test_the_table_of_tasks_is_that_of_the_comparisons(values, tmp_path):
+    for name, values_of_one in values("summary.json").items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "compare.json").write_text(json.dumps(values_of_one))
+    comparisons = read_comparisons([tmp_path / name for name in values("summary.json")])
+    assert len(comparisons) >= 6
+    assert to_markdown(*summary_table(comparisons)) in PAGE
+    for comparison in comparisons.values():
+        assert all(len(variant.scores) == len(comparison.seeds) == 3 for variant in comparison.variants)
+
+
+def test_the_table_of_mixes_is_that_of_the_trained_tasks(values):
+    mixes = [from_mapping(TaskMixes, one, source=name) for name, one in values("mixes.json").items()]
+    assert to_markdown(*mix_table(mixes)) in PAGE
+
+
+def test_the_figures_of_questions_are_those_of_the_evaluation(values):
+    scores = values("squad.json")
+    for name, row in zip(("baseline", "+ ELMo at input and output"), (scores["none"], scores["both"]), strict=True):
+        cells = [f"{100 * fmean(row[key]):.2f} ± {100 * stdev(row[key]):.2f}" for key in ("f1", "exact_match")]
+        assert f"| {name} | {row['epochs']} | {' | '.join(cells)} |" in PAGE
+    baseline, with_elmo = (fmean(scores[elmo_at]["f1"]) for elmo_at in ("none", "both"))
+    assert f"error reduction of {100 * (with_elmo - baseline) / (1 - baseline):.1f} %" in PAGE
