@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from elmokit import __version__
+from elmokit.cli_export import export
 from elmokit.cli_index import index, neighbours
 from elmokit.cli_probe import probe
 from elmokit.cli_serve import serve
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from elmokit.evaluate import Perplexity
     from elmokit.hub import Location
     from elmokit.model import ELMo, Layers
+    from elmokit.output import VectorFile, Written
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +60,7 @@ def main(debug: bool) -> None:
     """
 
 
-for _verb in (vocab, prepare, pretrain, finetune, task, probe, index, neighbours, serve):
+for _verb in (vocab, prepare, pretrain, finetune, task, probe, index, neighbours, serve, export):
     main.add_command(_verb)
 
 
@@ -98,6 +100,15 @@ layers_option = click.option(
 @click.option("--batch-size", type=int, help="At most so many sentences in a batch.")
 @click.option("--forget-sentences", is_flag=True, help="HDF5: leave sentence_to_index out.")
 @click.option("--use-sentence-keys", is_flag=True, help="HDF5: name each dataset by its sentence.")
+@click.option(
+    "--ray",
+    "ray_address",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="local",
+    help="Spread the work over the Ray cluster at ADDRESS (auto, host:port); local, or nothing, starts one here.",
+)
+@click.option("--workers", type=click.IntRange(1), help="With --ray: so many; by default as many as there is room for.")
 @overwrite_option
 @json_option
 def embed(
@@ -113,12 +124,16 @@ def embed(
     batch_size: int | None,
     forget_sentences: bool,
     use_sentence_keys: bool,
+    ray_address: str | None,
+    workers: int | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write the vectors of every token of IN (one sentence a line; - is standard input) to OUT.
 
     A blank line gives an empty entry.  A run that was stopped goes on when the same command is given again.
+
+    With --ray, IN may also be a Parquet file (a sentence a row) or a glob, and OUT is a folder of Parquet files.
     """
     from elmokit.output import VectorFile, format_of, read_lines, write_vectors
 
@@ -132,17 +147,53 @@ def embed(
         forget_sentences=forget_sentences,
         use_sentence_keys=use_sentence_keys,
     )
-    check_new_file(target, overwrite)
-    with _open_input(source) as (stream, size):
-        elmo = load_model(model, device)
-        with progress_bar("embedding", size) as advance:
-            lines = read_lines(counting(stream, advance), "standard input" if source == "-" else source)
-            written = write_vectors(elmo, lines, file, batch_size=batch_size, overwrite=overwrite)
+    if ray_address is not None:
+        written = _embed_by_ray(ray_address, workers, source, file, model, device, batch_size, overwrite)
+    elif workers is not None:
+        raise ValueError(f"--workers {workers} is for --ray: name a cluster, or leave it out")
+    else:
+        check_new_file(target, overwrite)
+        with _open_input(source) as (stream, size):
+            elmo = load_model(model, device)
+            with progress_bar("embedding", size) as advance:
+                lines = read_lines(counting(stream, advance), "standard input" if source == "-" else source)
+                written = write_vectors(elmo, lines, file, batch_size=batch_size, overwrite=overwrite)
     result = {"out": str(target), "format": file.format, "layers": layers, **dataclasses.asdict(written)}
     resumed = f" ({written.num_resumed:,} of them were done before)" if written.num_resumed else ""
     print_result(
         as_json, result, f"{target}: {written.num_sentences:,} sentences{resumed}, {written.num_tokens:,} tokens"
     )
+
+
+def _embed_by_ray(
+    address: str,
+    concurrency: int | None,
+    source: str,
+    file: VectorFile,
+    model: str | None,
+    device: str | None,
+    batch_size: int | None,
+    overwrite: bool,
+) -> Written:
+    from elmokit.integrations.ray import Workers, cluster, embed_files, has_gpus
+
+    if source == "-":
+        raise ValueError("Ray's workers read the input themselves, standard input has one reader: name a file")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device {device}: Ray chooses the GPU of each worker: say cuda, or cpu")
+    elmo = load_model(model, "cpu")
+    with cluster(address), progress_bar("embedding", None) as advance:
+        on_gpus = device == "cuda" or (device is None and has_gpus())
+        workers = Workers(concurrency=concurrency, num_gpus=1 if on_gpus else 0)
+        return embed_files(
+            source,
+            file,
+            model=elmo,
+            batch_size=batch_size,
+            workers=workers,
+            overwrite=overwrite,
+            progress=advance.to,
+        )
 
 
 @main.command()
@@ -194,7 +245,7 @@ def info(model: str | None, as_json: bool) -> None:
     config = files.config
     result: dict[str, Any] = {
         "model": model,
-        "format": "elmokit" if location.folder is not None else "official",
+        "format": _format_of(location),
         "input": "characters" if config.num_words is None else "words",
         "layers": config.num_layers + 1,
         "vector_dim": 2 * config.projection_dim,
@@ -206,6 +257,8 @@ def info(model: str | None, as_json: bool) -> None:
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in _files_of(location)],
     }
     skipped = {"num_words", "bos_id", "eos_id"} if config.num_words is None else {"num_words", *CHARACTER_SETTINGS}
+    if config.num_lexicon_characters is None:
+        skipped |= {"num_lexicon_characters", "num_lexicon_words", "word_dim"}
     rows = [
         ["format", result["format"]],
         ["input", "characters" if config.num_words is None else f"{config.num_words:,} words"],
@@ -229,15 +282,25 @@ def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
     return location, hub.read(location)
 
 
+def _format_of(location: Location) -> str:
+    from elmokit.formats import is_manylangs
+
+    if location.folder is None:
+        return "official"
+    return "elmoformanylangs" if is_manylangs(location.folder) else "elmokit"
+
+
 def _files_of(location: Location) -> list[Path]:
     if location.folder is None:
         found = (location.options, location.weights, location.softmax, location.vocabulary)
         return [path for path in found if path is not None]
+    if _format_of(location) != "elmokit":
+        return sorted(path for path in location.folder.rglob("*") if path.is_file())
     return [location.folder / name for name in OWN_FILES if (location.folder / name).is_file()]
 
 
 CHARACTER_SETTINGS = ("max_characters", "char_dim", "filters", "activation", "num_highways", "char_projection")
-OWN_FILES = ("config.json", "model.safetensors", "softmax.safetensors", "vocabulary.txt", "README.md")
+OWN_FILES = ("config.json", "model.safetensors", "softmax.safetensors", "vocabulary.txt", "lexicon.json", "README.md")
 OFFICIAL_FILES = ("options.json", "weights.hdf5", "softmax.hdf5", "vocabulary.txt")
 
 
@@ -296,7 +359,8 @@ def convert(
                 vocabulary=vocabulary or location.vocabulary,
                 progress=progress,
             )
-    to = to or ("official" if location.folder is not None and dtype is None else "elmokit")
+    ours = location.folder is not None and elmo.lexicon is None  # the official format has no lexicon
+    to = to or ("official" if ours and dtype is None else "elmokit")
     if to == "official":
         elmo.export_hdf5(target)
     else:
@@ -306,6 +370,8 @@ def convert(
         written -= {"softmax.hdf5", "softmax.safetensors"}
     if elmo.vocabulary is None:
         written -= {"vocabulary.txt"}
+    if elmo.lexicon is None:
+        written -= {"lexicon.json"}
     for name in {*OWN_FILES, *OFFICIAL_FILES} - written - {"README.md"}:  # of a model that was there before
         (target / name).unlink(missing_ok=True)
     result = {"out": str(target), "format": to, "files": sorted(written)}
