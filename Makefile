@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit browser site clean
+.PHONY: test demo lint types unit browser flair site clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -28,6 +28,15 @@ browser: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest tests/test_explorer.py
 
+.venv-flair/installed: pyproject.toml constraints-flair.txt
+	$(PYTHON) -m venv .venv-flair
+	.venv-flair/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flair.txt -e '.[flair]' pytest hypothesis
+	touch $@
+
+# flair wants transformers < 5: an environment of its own
+flair: .venv-flair/installed
+	.venv-flair/bin/python -m pytest tests/test_flair.py
+
 # the documentation as a site, in site/; look at it with: .venv/bin/python -m http.server -d site
 site: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -37,4 +46,4 @@ demo: .venv/installed
 	$(BIN)/python examples/bank.py
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build site
+	rm -rf .venv .venv-flair .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist build site

@@ -1,0 +1,331 @@
+"""ELMo inside spaCy: a pipe that sets vectors, and a layer that a spaCy config trains.
+
+Enters: spaCy `Doc`s.  Leaves: with the component "elmokit", `doc.tensor` with one vector a token, behind the `vector`
+and `similarity` of tokens, spans and docs; with the architecture "elmokit.ELMo.v1", a Thinc model from docs to lists of
+vectors, for `[components.tok2vec.model]` or for the embedding of any other component.  spaCy finds both by their entry
+points, without an import.
+
+Sentences are read one by one where a component before has set them; else a doc is one sentence.  A token of white space
+is no word: it is left out of its sentence, and its vector is zeros.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from elmokit.model import ELMo, Layers
+
+try:
+    import srsly  # type: ignore[import-untyped]
+    from spacy.language import Language
+    from spacy.pipeline import Pipe
+    from spacy.tokens import Doc, Span, Token
+    from spacy.util import SimpleFrozenList, minibatch, registry
+    from thinc.api import Dropout, Maxout, Model, PyTorchShim, chain, torch2xp, with_array, xp2torch
+    from thinc.types import Floats2d
+    from thinc.util import get_torch_default_device
+except ImportError as error:
+    raise ImportError('elmokit.integrations.spacy needs spaCy: pip install "elmokit[spacy]"') from error
+
+__all__ = ["ContextVectors", "attach_vectors", "make_context_vectors", "make_tok2vec"]
+
+Array = npt.NDArray[np.float32]
+MODEL_FOLDER = "model"
+
+
+# ---- a biLM for either -----------------------------------------------------------------------------------------------
+
+
+def _load(name: str | Path | None, *, freeze: bool = True) -> ELMo:
+    """The biLM alone, where spaCy computes; a pipeline has no use for the softmax."""
+    elmo = ELMo.from_pretrained(name, freeze=freeze, num_mixes=0, device=get_torch_default_device())
+    elmo.output_layer = None
+    if not elmo.vocabulary_is_input:
+        elmo.vocabulary = None
+    return elmo
+
+
+def _to_bytes(elmo: ELMo) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        elmo.save_pretrained(folder)
+        return cast(bytes, srsly.msgpack_dumps({path.name: path.read_bytes() for path in Path(folder).iterdir()}))
+
+
+def _from_bytes(data: bytes, *, freeze: bool = True) -> ELMo:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in srsly.msgpack_loads(data).items():
+            (Path(folder) / Path(name).name).write_bytes(content)
+        return _load(folder, freeze=freeze)
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """The words of some docs, and the rows that they have among all tokens of those docs."""
+
+    words: list[list[str]]
+    rows: npt.NDArray[np.int64]
+    lengths: list[int]
+    """Tokens of each doc, white space among them."""
+
+    @classmethod
+    def of(cls, docs: Sequence[Doc]) -> _Sentences:
+        words: list[list[str]] = []
+        rows: list[int] = []
+        first = 0
+        for doc in docs:
+            for sentence in doc.sents if doc.has_annotation("SENT_START") else [doc[:]]:
+                tokens = [token for token in sentence if not token.is_space]
+                if tokens:
+                    words.append([token.text for token in tokens])
+                    rows.extend(first + token.i for token in tokens)
+            first += len(doc)
+        return cls(words, np.array(rows, dtype=np.int64), [len(doc) for doc in docs])
+
+
+# ---- nlp.add_pipe("elmokit") -----------------------------------------------------------------------------------------
+
+
+class ContextVectors(Pipe):
+    """Sets `doc.tensor` to the vectors of the tokens in their sentences, and lets spaCy's `vector`s read it."""
+
+    def __init__(self, name: str, model: str | None, layers: Layers) -> None:
+        if isinstance(layers, bool) or not (isinstance(layers, int) or layers in ("average", "top")):
+            raise ValueError(f'layers must be "average", "top" or the number of a layer, not {layers!r}')
+        self.name, self.model_name, self.layers = name, model, layers
+        self._elmo: ELMo | None = None
+
+    @property
+    def elmo(self) -> ELMo:
+        """The model, loaded when it is first needed: a pipeline from disk brings its own."""
+        if self._elmo is None:
+            self._elmo = _load(self.model_name)
+        return self._elmo
+
+    def __call__(self, doc: Doc) -> Doc:
+        """Set the vectors of one doc."""
+        self._set_vectors([doc])
+        return doc
+
+    def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
+        """Set the vectors of docs, `batch_size` of them at once."""
+        for docs in minibatch(stream, size=batch_size):  # type: ignore[no-untyped-call]
+            try:
+                self._set_vectors(docs)
+            except Exception as error:
+                self.get_error_handler()(self.name, self, docs, error)
+            else:
+                yield from docs
+
+    def _set_vectors(self, docs: Sequence[Doc]) -> None:
+        sentences = _Sentences.of(docs)
+        width = 2 * self.elmo.config.projection_dim
+        vectors: Array = np.zeros((sum(sentences.lengths), width), dtype=np.float32)
+        if sentences.words:
+            vectors[sentences.rows] = np.concatenate(self.elmo.embed(sentences.words, layers=self.layers))
+        for doc, tensor in zip(docs, np.split(vectors, np.cumsum(sentences.lengths)[:-1]), strict=True):
+            doc.tensor = cast(Any, tensor.copy())  # a view would keep the whole batch
+            attach_vectors(doc)
+
+    def initialize(self, get_examples: Callable[[], Iterable[Any]], *, nlp: Language | None = None) -> None:
+        """Load the model now, so that a wrong name is told before training."""
+        self._elmo = _load(self.model_name)
+
+    def to_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> None:
+        """Write the model too: the folder needs nothing outside it."""
+        self.elmo.save_pretrained(Path(path) / MODEL_FOLDER)
+
+    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
+        """Read the model that `to_disk` wrote."""
+        self._elmo = _load(Path(path) / MODEL_FOLDER)
+        return self
+
+    def to_bytes(self, *, exclude: Iterable[str] = SimpleFrozenList()) -> bytes:
+        """The model, as bytes."""
+        return _to_bytes(self.elmo)
+
+    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
+        """Take the model that `to_bytes` gave."""
+        self._elmo = _from_bytes(data)
+        return self
+
+
+def attach_vectors(doc: Doc) -> None:
+    """Let the `vector` and `similarity` of a doc and its parts read `doc.tensor`.
+
+    The component does so; a doc that came as bytes, from a file or from another process, has lost it.
+    """
+    if doc.tensor.ndim != 2:
+        raise ValueError(f"the doc has no vectors (doc.tensor is {doc.tensor.shape}): run elmokit on it")
+    hooks = _Hooks(doc.tensor.shape[1])
+    for place in (doc.user_hooks, doc.user_span_hooks, doc.user_token_hooks):
+        place.update(vector=hooks.vector, has_vector=hooks.has_vector, similarity=hooks.similarity)
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What stands behind `vector`, `has_vector` and `similarity`: `doc.tensor`, which spaCy keeps in step when tokens
+    are merged or split, a span becomes a doc, or a doc is sent as bytes."""
+
+    width: int
+
+    def vector(self, item: Doc | Span | Token) -> Array:
+        """A token's row; of a span or a doc the mean over its words."""
+        if isinstance(item, Token):
+            return cast(Array, self._tensor(item.doc)[item.i])
+        words = [token.i for token in item if not token.is_space]
+        tensor = self._tensor(item.doc)
+        return cast(Array, tensor[words].mean(axis=0) if words else np.zeros(self.width, dtype=np.float32))
+
+    def has_vector(self, item: Doc | Span | Token) -> bool:
+        """False where there is no word."""
+        return bool(self.vector(item).any())
+
+    def similarity(self, item: Doc | Span | Token, other: Any) -> float:
+        """Cosine.  spaCy's own says 1 of any two tokens that are spelled alike."""
+        a, b = self.vector(item), other.vector
+        if a.shape != b.shape:
+            raise ValueError(f"no cosine of vectors of {len(a)} and {len(b)} numbers: let one pipeline make both")
+        return float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
+
+    def _tensor(self, doc: Doc) -> Array:
+        if doc.tensor.shape != (len(doc), self.width):
+            raise ValueError(
+                f"doc.tensor is {doc.tensor.shape} and no longer the {(len(doc), self.width)} that elmokit set: "
+                "another component has replaced it; add elmokit after that one"
+            )
+        return cast(Array, doc.tensor)
+
+
+@Language.factory(
+    "elmokit",
+    default_config={"model": None, "layers": "average"},
+    assigns=["doc.tensor", "doc.vector", "token.vector"],
+)
+def make_context_vectors(nlp: Language, name: str, model: str | None, layers: str | int) -> ContextVectors:
+    """The component: `model` as for `ELMo.from_pretrained`, `layers` one of "average", "top" and a layer's number."""
+    return ContextVectors(name, model, cast(Layers, layers))
+
+
+# ---- [components.tok2vec.model] --------------------------------------------------------------------------------------
+
+
+@registry.architectures("elmokit.ELMo.v1")  # type: ignore[untyped-decorator]
+def make_tok2vec(
+    model: str | None = None, width: int | None = None, fine_tune: bool = False, cache_tokens: int = 0
+) -> Model[list[Doc], list[Floats2d]]:
+    """Docs -> their tokens' vectors: a mix of the biLM's layers that training learns, and dropout.
+
+    `width` adds a maxout layer to that width, as spaCy's own embeddings end in one; without it vectors are as wide as
+    the biLM's.  `fine_tune` lets the biLM learn too.  Where it does not, it need not read a sentence in every epoch:
+    the layers of the first `cache_tokens` tokens of training stay in memory, 6 kB a token with the embedded model.
+    """
+    if cache_tokens and fine_tune:
+        raise ValueError(f"cache_tokens={cache_tokens} is for a frozen biLM: leave it at 0, or fine_tune at false")
+    layers: list[Model[Any, Any]] = [
+        Model(
+            "elmo_mix",
+            _forward_mix,
+            init=_initialize_mix,
+            params={"weights": None, "gamma": None},
+            dims={"nO": None},
+            shims=[_BiLMShim(model, fine_tune, cache_tokens)],
+        ),
+        Dropout(),
+    ]
+    if width is not None:
+        layers.append(with_array(Maxout(width, nP=3, dropout=0.0, normalize=True)))
+    return chain(*layers)
+
+
+class _BiLMShim(PyTorchShim):
+    """Holds the biLM for Thinc, which asks it to take optimizer steps and to go to bytes and back."""
+
+    def __init__(self, name: str | None, fine_tune: bool, cache_tokens: int) -> None:
+        super().__init__(None)
+        self.name, self.fine_tune, self.cache_tokens = name, fine_tune, cache_tokens
+        self._kept: dict[tuple[str, ...], Tensor] = {}
+
+    @property
+    def elmo(self) -> ELMo:
+        """The model, once it was loaded by `initialize` or from bytes."""
+        if self._model is None:
+            raise ValueError("the model has no weights yet: call nlp.initialize(), or load a trained pipeline")
+        return cast(ELMo, self._model)
+
+    def load(self) -> ELMo:
+        """Take the weights of the model that the config names."""
+        self._model, self._kept = _load(self.name, freeze=not self.fine_tune), {}
+        return self.elmo
+
+    def layers(self, sentences: _Sentences, is_train: bool) -> Tensor:
+        """(L+1, N, 2P): each word's vector in each layer."""
+        if not sentences.words:
+            config = self.elmo.config
+            return torch.zeros(config.num_layers + 1, 0, 2 * config.projection_dim, device=self.elmo.device)
+        if is_train and self.fine_tune:
+            output = self.elmo(self.elmo.to_ids(sentences.words))
+            return cast(Tensor, output.layers[:, output.mask])
+        keys = [tuple(words) for words in sentences.words]
+        unread = [key for key in dict.fromkeys(keys) if key not in self._kept]
+        read = dict(zip(unread, self.elmo.embed(unread, layers="all", convert_to_tensor=True), strict=True))
+        if is_train:
+            self._keep(read)
+        return torch.cat([self._kept[key] if key in self._kept else read[key] for key in keys], dim=1)
+
+    def _keep(self, read: dict[tuple[str, ...], Tensor]) -> None:
+        """What comes first stays: in epochs of one order, to forget the oldest would be to forget all."""
+        room = self.cache_tokens - sum(map(len, self._kept))
+        for key, states in read.items():
+            if len(key) <= room:
+                self._kept[key] = states.clone()  # a view would keep the whole batch
+                room -= len(key)
+
+    def to_bytes(self) -> bytes:
+        return b"" if self._model is None else _to_bytes(self._model)
+
+    def from_bytes(self, data: bytes) -> _BiLMShim:
+        if data:
+            self._model, self._kept = _from_bytes(data, freeze=not self.fine_tune), {}
+        return self
+
+
+def _initialize_mix(model: Model[Any, Any], X: Any = None, Y: Any = None) -> None:
+    config = cast(_BiLMShim, model.shims[0]).load().config
+    model.set_dim("nO", 2 * config.projection_dim)
+    model.set_param("weights", model.ops.alloc1f(config.num_layers + 1))
+    model.set_param("gamma", model.ops.alloc1f(1) + 1)
+
+
+def _forward_mix(
+    model: Model[list[Doc], list[Floats2d]], docs: list[Doc], is_train: bool
+) -> tuple[list[Floats2d], Callable[[list[Floats2d]], list[Doc]]]:
+    """gamma * sum_j softmax(weights)_j * layer_j, as `ScalarMix`, of parameters that Thinc's optimizer knows."""
+    sentences = _Sentences.of(docs)
+    ops, xp = model.ops, model.ops.xp
+    states = cast(_BiLMShim, model.shims[0]).layers(sentences, is_train)
+    layers: Any = torch2xp(states.detach(), ops=ops)  # (L+1, N, 2P)
+    gamma: Any = model.get_param("gamma")  # (1,)
+    shares: Any = ops.softmax(cast(Any, model.get_param("weights")))  # (L+1,)
+    mixed = xp.tensordot(shares, layers, axes=1)  # (N, 2P)
+    vectors: Any = ops.alloc2f(sum(sentences.lengths), mixed.shape[1])
+    vectors[sentences.rows] = gamma * mixed
+
+    def backprop(d_vectors: list[Floats2d]) -> list[Doc]:
+        d_words = cast(Any, ops.flatten(d_vectors))[sentences.rows]  # (N, 2P)
+        model.inc_grad("gamma", (d_words * mixed).sum().reshape(1))
+        d_shares = gamma * xp.tensordot(layers, d_words, axes=2)  # (L+1,)
+        model.inc_grad("weights", shares * (d_shares - (shares * d_shares).sum()))
+        if states.requires_grad:
+            torch.autograd.backward(states, xp2torch((gamma * shares)[:, None, None] * d_words, device=states.device))
+        return []
+
+    return cast(list[Floats2d], ops.unflatten(vectors, ops.asarray1i(sentences.lengths))), backprop
