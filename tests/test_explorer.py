@@ -11,11 +11,17 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
+import test_coreference
+import test_entailment
+import test_questions
+import test_roles
+import test_tasks
 from elmokit.characters import tokenize
 from elmokit.index import WordIndex
 from elmokit.serve import app as app_module
 from elmokit.serve.server import serve
 from elmokit.serve.settings import Settings
+from elmokit.tasks import TaskConfig, load_task, train
 from test_serve import make_model, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
@@ -36,67 +42,6 @@ CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river
 TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
 
 
-class Names:
-    """Stands in for a trained tagger: words with a capital letter are names."""
-
-    def predict(self, texts):
-        return [self.one(text.split()) for text in texts]
-
-    def one(self, tokens):
-        places = [place for place, token in enumerate(tokens) if token[0].isupper()]
-        spans = [{"label": "NAME", "start": p, "end": p + 1, "text": tokens[p]} for p in places]
-        return {
-            "tokens": tokens,
-            "tags": ["B-NAME" if p in places else "O" for p in range(len(tokens))],
-            "spans": spans,
-        }
-
-
-class Tags:
-    """Stands in for a trained tagger: the length of each word."""
-
-    def predict(self, texts):
-        return [{"tokens": text.split(), "tags": [f"L{len(token)}" for token in text.split()]} for text in texts]
-
-
-class Config:
-    def __init__(self, task):
-        self.task = task
-
-
-class Opinion:
-    """Stands in for a trained classifier."""
-
-    config = Config("sentiment")
-
-    def predict(self, texts):
-        return [
-            {
-                "tokens": text.split(),
-                "label": "positive" if "good" in text else "negative",
-                "probabilities": {"negative": 0.25, "positive": 0.75},
-            }
-            for text in texts
-        ]
-
-
-class Follows:
-    """Stands in for a trained reader of pairs."""
-
-    config = Config("entailment")
-
-    def predict(self, pairs):
-        return [
-            {
-                "premise": pair["premise"].split(),
-                "hypothesis": pair["hypothesis"].split(),
-                "label": "yes",
-                "probabilities": {"yes": 0.9, "no": 0.1},
-            }
-            for pair in pairs
-        ]
-
-
 class Chains:
     """Stands in for coreference: mentions inside one another."""
 
@@ -105,7 +50,42 @@ class Chains:
         return [{"tokens": text.split(), "sentence_lengths": [5], "clusters": spans} for text in texts]
 
 
-TASKS = {"names": Names(), "tags": Tags(), "opinion": Opinion(), "follows": Follows(), "chains": Chains()}
+# what is typed into each trained task: sentences and texts that its ten examples have taught it
+TYPED = {
+    "ner": {"text": "Maria Schmidt flew to Rome .\nnothing happened here today"},
+    "pos": {"text": "from Lima to Oslo"},
+    "roles": {"text": "Ada wrote a letter\nMaria said Ada wrote it"},
+    "coreference": {"text": "Ada met Max . She greeted him ."},
+    "pronouns": {"text": "Ada met Eva before she left Rome."},
+    "sentiment": {"text": "Rome is far from Oslo .\nOslo"},
+    "entailment": {"premise": "Two dogs run in the snow", "hypothesis": "The dogs are asleep"},
+    "questions": {"context": "Ada was born in London in 1815. She wrote notes.", "question": "Where was Ada born?"},
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory, tiny_elmo):
+    """Every task, trained for seconds and loaded from its folder; and one stand-in."""
+    folder = tmp_path_factory.mktemp("tasks")
+    files = {
+        **{n: test_tasks.write_examples(n, folder / f"{n}{test_tasks.SUFFIX[n]}") for n in ("ner", "pos", "sentiment")},
+        "roles": test_roles.write_examples(folder / "roles_conll"),
+        "questions": test_questions.write_squad(folder / "questions.json"),
+        "coreference": test_coreference.write_documents(folder / "coreference_conll"),
+        "pronouns": test_coreference.write_passages(folder / "pronouns.tsv"),
+        "entailment": test_entailment.write_snli(folder / "entailment.jsonl"),
+    }
+
+    def trained(name):
+        settings = {
+            "task": name, "train": str(files[name]), "dev": str(files[name]), "out": str(folder / "runs" / name),
+            "elmo": tiny_elmo, "elmo_at": "none", "cache": str(folder / "cache"), "word_dim": 8, "char_dim": 8,
+            "hidden_dim": 16, "dropout": 0.0, "elmo_dropout": 0.0, "learning_rate": 0.02, "batch_size": 4,
+            "epochs": 15, "patience": 15, "rate_decay": 1.0, "device": "cpu",
+        }  # fmt: skip
+        return load_task(train(TaskConfig(**settings)).folder)
+
+    return {**{name: trained(name) for name in TYPED}, "chains": Chains()}
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +101,8 @@ def index(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(model, index):
-    with serving(model, name="tiny", tasks=TASKS, index=index) as client:
+def server(model, index, tasks):
+    with serving(model, name="tiny", tasks=tasks, index=index) as client:
         yield client
 
 
@@ -404,26 +384,97 @@ def test_an_index_is_held_against_the_model_before_the_server_listens(model, ind
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_tasks_see_is_coloured_in_the_text(open_page):
-    page = settled(open_page(view("tasks", task="names", text="Maria met the Bank\nnobody")), "tasks")
+def type_into(page, task):
+    """Choose a task, type into its fields; what comes into view after that is its answer."""
+    page.locator("#tasks select").select_option(task)
+    for name, text in TYPED[task].items():
+        page.locator(f"#tasks textarea[name={name}]").fill(text)
+
+
+def spans_of(answer):
+    """What is to be marked in the text, row by row: (label, start, end)."""
+    if "propositions" in answer:
+        for proposition in answer["propositions"]:
+            place = proposition["predicate"]
+            roles = [(part["role"], part["start"], part["end"]) for part in proposition["arguments"]]
+            yield from sorted([*roles, ("predicate", place, place + 1)], key=lambda span: span[1])
+    elif "clusters" in answer:
+        numbered = enumerate(answer["clusters"], 1)
+        mentions = [(f"entity {number}", m["start"], m["end"]) for number, cluster in numbered for m in cluster]
+        yield from sorted(mentions, key=lambda span: span[1])
+    elif "pronouns" in answer:
+        for found in answer["pronouns"]:
+            yield (found["refers_to"] or {"text": "nobody named"})["text"], found["start"], found["end"]
+    elif "spans" in answer:
+        yield from ((span["label"], span["start"], span["end"]) for span in answer["spans"])
+    else:
+        yield from ((tag, place, place + 1) for place, tag in enumerate(answer["tags"]))
+
+
+@pytest.mark.parametrize("task", ["ner", "pos", "roles", "coreference", "pronouns"])
+def test_what_a_trained_task_sees_is_marked_in_the_text(open_page, tasks, task):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, task)
+    text = TYPED[task]["text"]
+    answers = tasks[task].predict([text] if task in ("coreference", "pronouns") else text.splitlines())
+    expected = [
+        " ".join(answer["tokens"][start:end]) + label for answer in answers for label, start, end in spans_of(answer)
+    ]
+    assert expected, "the task has learned something"
     marks = page.locator("#tasks mark")
-    assert marks.all_inner_texts() == ["MariaNAME", "BankNAME"]
+    expect(marks).to_have_text(expected)
     assert marks.first.evaluate("m => getComputedStyle(m).backgroundColor") != "rgba(0, 0, 0, 0)"
-    page.locator("#tasks textarea").fill("only Rome")
-    expect(marks).to_have_text(["RomeNAME"])
-    page.locator("#tasks select").select_option("tags")
-    expect(marks).to_have_text(["onlyL4", "RomeL4"])
-    page.locator("#tasks select").select_option("opinion")
-    expect(page.locator("#tasks .whole")).to_have_class(re.compile("tone-1"))
-    page.locator("#tasks textarea").fill("a good film")
-    expect(page.locator("#tasks .whole")).to_have_class(re.compile("tone-3"))
-    assert page.locator("#tasks .shares .number").all_inner_texts() == ["25%", "75%"]
-    page.locator("#tasks select").select_option("follows")
-    expect(page.locator("#tasks textarea")).to_have_count(2)
-    expect(page.locator("#tasks .whole")).to_have_count(2)
-    page.locator("#tasks select").select_option("chains")
-    page.locator("#tasks textarea").fill("the man of Rome slept")
-    expect(marks.first).to_have_text("the man of entity 2entity 1".replace("of ", "of"))
+    expect(page.locator("#tasks .answers > li")).to_have_count(len(answers))
+
+
+def percentages(probabilities):
+    return [f"{100 * share:.0f}%" for share in probabilities.values()]
+
+
+def test_an_opinion_colours_its_sentence_and_gives_its_shares(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "sentiment")
+    lines = TYPED["sentiment"]["text"].splitlines()
+    answers = tasks["sentiment"].predict(lines)
+    expect(page.locator("#tasks .whole")).to_have_text(["Rome is far from Oslo.", "Oslo"])
+    expect(page.locator("#tasks .whole")).to_have_class([f"text whole tone-{answer['label']}" for answer in answers])
+    shown = page.locator("#tasks .shares .number").all_inner_texts()
+    assert shown == [share for answer in answers for share in percentages(answer["probabilities"])]
+    page.locator("#tasks textarea").fill(lines[1])
+    expect(page.locator("#tasks .whole")).to_have_text(["Oslo"])
+
+
+def test_a_pair_of_sentences_is_judged_in_two_fields(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "entailment")
+    (answer,) = tasks["entailment"].predict([TYPED["entailment"]])
+    expect(page.locator("#tasks .whole")).to_have_text(list(TYPED["entailment"].values()))
+    expect(page.locator("#tasks .shares .label")).to_have_text(list(answer["probabilities"]))
+    assert page.locator("#tasks .shares .number").all_inner_texts() == percentages(answer["probabilities"])
+
+
+def test_an_answer_is_marked_in_its_passage(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "questions")
+    (answer,) = tasks["questions"].predict([TYPED["questions"]])
+    expect(page.locator("#tasks mark")).to_have_text([answer["answer"]])
+    expect(page.locator("#tasks .answers .text")).to_have_text(TYPED["questions"]["context"])
+    expect(page.locator("#tasks .answers .soft")).to_have_text(f"{100 * answer['probability']:.0f}% sure")
+    other = {"context": "Oslo is the capital of Norway.", "question": "What is the capital of Norway?"}
+    for name, text in other.items():
+        page.locator(f"#tasks textarea[name={name}]").fill(text)
+    (answer,) = tasks["questions"].predict([other])
+    expect(page.locator("#tasks .answers .text")).to_have_text(other["context"])
+    expect(page.locator("#tasks mark")).to_have_text([answer["answer"]])
+
+
+def test_a_mention_inside_another_is_drawn_inside_it(open_page):
+    page = settled(open_page(view("tasks", task="chains", text="the man of Rome slept")), "tasks")
+    assert page.locator("#tasks mark").all_text_contents() == [
+        "the man ofentity 2entity 1",
+        "ofentity 2",
+        "sleptentity 1",
+    ]
 
 
 def test_a_server_without_index_and_tasks_says_how_to_have_them(open_page, model):
@@ -443,7 +494,7 @@ def test_a_server_without_index_and_tasks_says_how_to_have_them(open_page, model
         ("context", {"text": TEXT, "word": "river", "weights": "1,-2,3", "gamma": "1.5", "measure": "dot"}, "table"),
         ("next", {"text": "a river\nThe bank", "at": "1,1"}, ".words"),
         ("neighbours", {"text": "by the [river]", "k": "2"}, ".hits"),
-        ("tasks", {"task": "names", "text": "Anna slept"}, ".answers"),
+        ("tasks", {"task": "ner", "text": "Ada Lovelace wrote"}, ".answers"),
     ],
 )
 def test_the_link_of_a_view_restores_it(open_page, panel, fields, seen):

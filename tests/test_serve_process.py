@@ -1,16 +1,22 @@
 """The verb `serve` as a process: it ends well, its workers share memory, and the examples of its page run."""
 
+import asyncio
 import contextlib
+import fcntl
+import gc
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -22,7 +28,9 @@ import elmokit.tasks
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary, cli_serve
 from elmokit.losses import OutputLayer
 from elmokit.serve import server
-from elmokit.serve.settings import Settings
+from elmokit.serve.app import create_app
+from elmokit.serve.settings import METRICS_VARIABLE, Settings
+from test_serve import make_model
 
 PAGE = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -126,8 +134,8 @@ def test_sigterm_under_load_answers_everything_and_ends_with_zero(folder):
     assert running.log[-1]["message"] == "ended"
 
 
-def test_workers_answer_alike_share_their_counts_and_are_replaced(folder):
-    with process(folder, "--workers", "2") as running:
+def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_path):
+    with process(folder, "--workers", "2", TMPDIR=str(tmp_path)) as running:
         with httpx.Client(base_url=running.url, timeout=60) as client:
             expected = client.post("/embed", json={"inputs": "The bank"}).json()
 
@@ -155,10 +163,11 @@ def test_workers_answer_alike_share_their_counts_and_are_replaced(folder):
         assert ask() == (200, expected)
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0
+    assert list(tmp_path.iterdir()) == [], "no folder of metrics stays behind"
 
 
-def test_workers_take_the_key_from_the_environment_and_end_when_their_supervisor_was_killed(folder):
-    with process(folder, "--workers", "2", ELMOKIT_API_KEY="secret") as running:
+def test_workers_take_the_key_from_the_environment_and_end_when_their_supervisor_was_killed(folder, tmp_path):
+    with process(folder, "--workers", "2", ELMOKIT_API_KEY="secret", TMPDIR=str(tmp_path)) as running:
         assert httpx.get(f"{running.url}/info").status_code == 401
         assert httpx.get(f"{running.url}/info", headers={"authorization": "Bearer secret"}).status_code == 200
         assert "secret" not in str(running.log)
@@ -252,6 +261,180 @@ def test_a_port_that_is_taken_is_named():
 def test_an_address_of_either_kind_has_its_url():
     with server._listen("127.0.0.1", 0) as four:
         assert server._url(four) == f"http://127.0.0.1:{four.getsockname()[1]}"
+    assert server._url(SimpleNamespace(getsockname=lambda: ("::1", 80, 0, 0))) == "http://[::1]:80"
+
+
+# ---- several workers, seen from inside -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A temporary folder of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_of_metrics_goes_with_its_server_and_so_do_those_of_servers_that_were_killed(temporary):
+    long_ago = time.time() - 3600
+    stale, fresh, alive = (temporary / f"elmokit-metrics-{name}" for name in ("stale", "fresh", "alive"))
+    for folder in (stale, fresh, alive):
+        folder.mkdir()
+        (folder / "counter_1.db").write_bytes(b"x")
+    for folder in (stale, alive):
+        os.utime(folder, (long_ago, long_ago))
+    with server._opened(alive) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another server does
+        with server._shared_metrics():
+            own = Path(os.environ[METRICS_VARIABLE])
+            os.utime(own, (long_ago, long_ago))
+            with server._shared_metrics():
+                assert set(temporary.iterdir()) == {fresh, alive, own, Path(os.environ[METRICS_VARIABLE])}
+            os.environ[METRICS_VARIABLE] = str(own)
+    assert set(temporary.iterdir()) == {fresh, alive}
+    assert METRICS_VARIABLE not in os.environ
+
+
+def test_what_workers_share_is_ready_before_they_are_forked_and_undone_after_them(folder, temporary, monkeypatch):
+    handlers, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    ran, heard = [], []
+    monkeypatch.setattr(server, "_run", lambda *given: ran.append(given))
+
+    def supervise(work, count):
+        assert len(list(temporary.glob("elmokit-metrics-*"))) == 1
+        assert torch.get_num_threads() == 1, "nothing has run in parallel"
+        work()
+        heard.append(count)
+
+    monkeypatch.setattr(server, "_supervise", supervise)
+    try:
+        server.serve(
+            lambda: ELMo.from_pretrained(folder), Settings(port=0, workers=2), name="tiny", on_listening=heard.append
+        )
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+    assert heard[0].startswith("http://127.0.0.1:")
+    assert heard[1] == 2
+    ((model, settings, _, name, tasks, index, supervisor),) = ran
+    assert "warm" in model._words._slots, "its weights are packed"
+    assert (settings.workers, name, tasks, index, supervisor) == (2, "tiny", {}, None, os.getpid())
+    assert list(temporary.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is handlers
+
+
+def test_sigterm_while_the_model_of_several_workers_loads_leaves_nothing_behind(temporary):
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            server.serve(lambda: os.kill(os.getpid(), signal.SIGTERM), Settings(port=0, workers=2))
+    finally:
+        torch.set_num_threads(threads)
+    assert ended.value.code == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_several_workers_are_refused_where_they_cannot_be(temporary, monkeypatch):
+    threads = torch.get_num_threads()
+    with pytest.raises(ValueError, match="one worker serves a GPU"):
+        server.serve(lambda: SimpleNamespace(device=torch.device("cuda")), Settings(port=0, workers=2))
+    torch.set_num_threads(threads)
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(ValueError, match="a system that can fork"):
+        server.serve(lambda: None, Settings(port=0, workers=2))
+
+
+def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(server, "SHORTEST_LIFE", 0.05)
+    (tmp_path / "gauge_livesum_1.db").touch()
+    commands, started = [["false"], ["sleep", "60"], ["sleep", "60"]], []
+
+    def fork(work):
+        command = commands.pop(0)
+        started.append(os.posix_spawn(shutil.which(command[0]), command, {}))
+        if not commands:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(server, "_fork", fork)
+    before = signal.getsignal(signal.SIGTERM)
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: (killed.append(pid), kill(pid, number)))
+    with caplog.at_level(logging.ERROR, "elmokit.serve.server"):
+        server._supervise(lambda: None, 2)
+    assert [record.fields for record in caplog.records] == [{"worker": started[0], "code": 1}]
+    assert killed[0] == os.getpid()
+    assert signal.getsignal(signal.SIGTERM) is before
+    for worker in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, caplog, fails):
+    class EndedError(BaseException):
+        pass
+
+    def end(code):
+        raise EndedError(code)
+
+    done = []
+
+    def work():
+        done.append(signal.getsignal(signal.SIGTERM))
+        if fails:
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "_exit", end)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(EndedError) as ended:
+            server._fork(work)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.value.args == (1 if fails else 0,)
+    assert done == [signal.SIG_DFL], "the handlers of the supervisor are not the worker's"
+    assert [record.message for record in caplog.records] == ["a worker failed"] * fails
+
+
+def test_memory_is_bounded_unless_the_environment_says_how(monkeypatch):
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "9")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    server._bound_memory()
+    assert os.environ["LRU_CACHE_CAPACITY"] == "9"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"
+
+
+LARGE_BLOCKS = """
+import ctypes, sys, torch
+from elmokit.serve import server
+if sys.argv[1] == "bounded":
+    server._bound_memory()
+fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+MallocInfo = type("MallocInfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in fields]})
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = MallocInfo
+torch.ones(5_000_000)  # once such a block is freed, glibc keeps smaller ones in its heaps
+before = mallinfo().hblks
+large = torch.ones(1_000_000)
+print(mallinfo().hblks - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+@pytest.mark.parametrize(("how", "from_system"), [("bounded", 1), ("as it is", 0)])
+def test_large_blocks_come_from_the_system_and_go_back_to_it(how, from_system):
+    command = [sys.executable, "-c", LARGE_BLOCKS, how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) == from_system
+
+
+def test_a_worker_without_its_supervisor_ends():
+    app = create_app(make_model(), Settings())
+    assert asyncio.run(server.make_server(app, Settings(), supervisor=os.getppid() + 1).on_tick(1))
+    assert not asyncio.run(server.make_server(app, Settings(), supervisor=os.getppid()).on_tick(1))
 
 
 def test_without_the_extra_the_error_names_the_command(monkeypatch):

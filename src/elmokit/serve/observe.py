@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from elmokit.serve.batching import BatchReport
+from elmokit.serve.settings import METRICS_VARIABLE
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's name; set, it makes several workers count as one
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
 
@@ -77,7 +77,7 @@ class Metrics:
     def text(self) -> bytes:
         """What Prometheus reads."""
         registry = self.registry
-        if SHARED_FOLDER in os.environ:
+        if METRICS_VARIABLE in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
-from elmokit.serve.settings import Settings
+from elmokit.serve.settings import METRICS_VARIABLE, Settings
 
 if TYPE_CHECKING:
     import uvicorn
@@ -43,7 +44,10 @@ BACKLOG = 1024
 SHORTEST_LIFE = 1.0  # seconds; a worker that ends sooner is not started again at once
 LAST_CONNECTIONS = 0.05  # seconds in which those that wait to be taken are taken
 LAST_ANSWERS = 5.0  # seconds beyond the deadline in which the last answers may be sent
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+METRICS_FOLDER = "elmokit-metrics-"
+JUST_MADE = 60.0  # seconds in which a folder may not be locked yet
+CACHED_PRODUCTS = 256  # more than two batches need
+LARGE_BLOCK = 2_000_000  # bytes
 
 
 def serve(
@@ -57,6 +61,7 @@ def serve(
 ) -> None:
     """Serve the model that `load` gives until SIGTERM or SIGINT; `on_listening` is told the URL once."""
     _check_extra()
+    _bound_memory()
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listen(settings.host, settings.port))
         url = _url(listening)
@@ -69,7 +74,9 @@ def serve(
             return
         if not hasattr(os, "fork"):
             raise ValueError("several workers need a system that can fork: use one worker here")
-        _share_metrics(stack)
+        # until the workers are there, to be told to end is to go back through this stack
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)))
+        stack.enter_context(_shared_metrics())
         import torch
 
         cores = torch.get_num_threads()
@@ -99,6 +106,21 @@ def _check_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f'serving needs {error.name}: pip install "elmokit[serve]"') from None
+
+
+def _bound_memory() -> None:
+    """Let memory stay what it is after the first minutes, whatever shapes requests have; before torch multiplies.
+
+    On a CPU oneDNN makes a program for each number of rows that it multiplies, about half a MB, and keeps 1024 of them
+    (ideep, between it and torch, as many of its own).  They lie between the large blocks of batches of all sizes, whose
+    room glibc could not use again: large blocks come from the system and go back to it.
+    """
+    for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(variable, str(CACHED_PRODUCTS))
+    if sys.platform == "linux":
+        m_mmap_threshold = -3  # of malloc.h
+        with contextlib.suppress(AttributeError):  # a C library other than glibc
+            ctypes.CDLL(None).mallopt(m_mmap_threshold, LARGE_BLOCK)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -140,12 +162,38 @@ def _url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _share_metrics(stack: contextlib.ExitStack) -> None:
-    """Let the workers count into files of one folder, which must be known before prometheus_client is imported."""
-    folder = tempfile.mkdtemp(prefix="elmokit-metrics-")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    os.environ[SHARED_FOLDER] = folder
-    stack.callback(os.environ.pop, SHARED_FOLDER, None)
+@contextlib.contextmanager
+def _shared_metrics() -> Generator[None, None, None]:
+    """Let the workers count into files of one folder, which must be known before prometheus_client is imported.
+
+    The folder is locked while this process or a fork of it lives: one that is not was left by a server that was killed,
+    and goes.
+    """
+    import fcntl
+
+    for left in Path(tempfile.gettempdir()).glob(f"{METRICS_FOLDER}*"):
+        with contextlib.suppress(OSError), _opened(left) as descriptor:
+            if time.time() - left.stat().st_mtime > JUST_MADE:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+    folder = tempfile.mkdtemp(prefix=METRICS_FOLDER)
+    os.environ[METRICS_VARIABLE] = folder
+    try:
+        with _opened(Path(folder)) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+    finally:
+        del os.environ[METRICS_VARIABLE]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Generator[int, None, None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 # ---- one process -----------------------------------------------------------------------------------------------------

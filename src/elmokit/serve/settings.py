@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's name; set, it makes several workers count as one
+
 
 @dataclass(frozen=True)
 class Settings:
