@@ -399,38 +399,6 @@ def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, ca
     assert [record.message for record in caplog.records] == ["a worker failed"] * fails
 
 
-def test_memory_is_bounded_unless_the_environment_says_how(monkeypatch):
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "9")
-    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    server._bound_memory()
-    assert os.environ["LRU_CACHE_CAPACITY"] == "9"
-    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"
-
-
-LARGE_BLOCKS = """
-import ctypes, sys, torch
-from elmokit.serve import server
-if sys.argv[1] == "bounded":
-    server._bound_memory()
-fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-MallocInfo = type("MallocInfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in fields]})
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = MallocInfo
-torch.ones(5_000_000)  # once such a block is freed, glibc keeps smaller ones in its heaps
-before = mallinfo().hblks
-large = torch.ones(1_000_000)
-print(mallinfo().hblks - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-@pytest.mark.parametrize(("how", "from_system"), [("bounded", 1), ("as it is", 0)])
-def test_large_blocks_come_from_the_system_and_go_back_to_it(how, from_system):
-    command = [sys.executable, "-c", LARGE_BLOCKS, how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) == from_system
-
-
 def test_a_worker_without_its_supervisor_ends():
     app = create_app(make_model(), Settings())
     assert asyncio.run(server.make_server(app, Settings(), supervisor=os.getppid() + 1).on_tick(1))

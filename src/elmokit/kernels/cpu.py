@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
 from elmokit.kernels.eager import clip
@@ -33,6 +34,7 @@ from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 HOISTED_ROWS = 128  # rows of the input product at a time: enough for full speed, few enough to stay in the cache
 PACKED_FOR_ROWS = 64  # oneDNN's layout for this many rows is also the best for fewer and for more
+FEW_ROWS = 64  # that are multiplied as they are: a step of the LSTM
 FINGERPRINT = 1024  # elements of a weight that tell whether it was written behind autograd's back
 
 
@@ -365,8 +367,20 @@ class PackedMatrix(NamedTuple):
             if plus is not None:
                 return plus.addmm_(rows, self.plain)
             return rows @ self.plain if bias is None else torch.addmm(bias, rows, self.plain)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.blocked, bias, "none", [], "")
+        n = len(rows)
+        filled = functional.pad(rows, (0, 0, 0, _even(n) - n)) if _even(n) > n else rows
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(filled, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
+
+
+def _even(n: int) -> int:
+    """So many rows are multiplied in place of n, at most a sixteenth more.
+
+    For each number of rows oneDNN compiles a program of half a MB and keeps it, a thousand of them: without this, a
+    process that meets batches of all sizes would grow by hundreds of MB.
+    """
+    step = 1 << max(0, n.bit_length() - 5)
+    return n if n <= FEW_ROWS else -(-n // step) * step
 
 
 class Cached(NamedTuple):

@@ -27,6 +27,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 BOUNDARIES = 2  # tokens that the model adds to each sentence
 QUEUED_BATCHES = 16
+WARM_ROWS = 64  # of a batch, as most have at most
 
 
 class Task(Protocol):
@@ -93,8 +94,8 @@ class Engine:
         return self.model.output_layer is not None and self.model.vocabulary is not None
 
     def warm_up(self) -> None:
-        """Run once, so that the first request does not wait for weights to be packed."""
-        self.model.embed([["warm", "up"]])
+        """See `warm_up`."""
+        warm_up(self.model)
 
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
@@ -201,3 +202,14 @@ def mixed(layers: Reduce, weights: Sequence[float], gamma: float) -> Reduce:
     """gamma * sum_j softmax(weights)_j * layer_j of the layers that `layers` gives: (T, 2P)."""
     shares = torch.tensor(weights, dtype=torch.float32).softmax(dim=0) * gamma
     return lambda stacked: torch.einsum("l,ltp->tp", shares.to(stacked), layers(stacked))
+
+
+def warm_up(model: ELMo) -> None:
+    """Run once with each number of rows up to `WARM_ROWS`, one less at every step of the LSTMs.
+
+    A CPU packs the weights then, and compiles a product for each number: what the first requests would wait for, and
+    what memory would grow by, is there before the server is ready.
+    """
+    model.embed([["warm", "up"]])
+    with torch.no_grad():
+        model.bilm(model.to_ids([["warm"] * length for length in range(1, WARM_ROWS + 1)]).to(model.device))

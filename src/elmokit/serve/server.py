@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -46,8 +45,6 @@ LAST_CONNECTIONS = 0.05  # seconds in which those that wait to be taken are take
 LAST_ANSWERS = 5.0  # seconds beyond the deadline in which the last answers may be sent
 METRICS_FOLDER = "elmokit-metrics-"
 JUST_MADE = 60.0  # seconds in which a folder may not be locked yet
-CACHED_PRODUCTS = 256  # more than two batches need
-LARGE_BLOCK = 2_000_000  # bytes
 
 
 def serve(
@@ -61,7 +58,6 @@ def serve(
 ) -> None:
     """Serve the model that `load` gives until SIGTERM or SIGINT; `on_listening` is told the URL once."""
     _check_extra()
-    _bound_memory()
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listen(settings.host, settings.port))
         url = _url(listening)
@@ -79,13 +75,15 @@ def serve(
         stack.enter_context(_shared_metrics())
         import torch
 
+        from elmokit.serve.engine import warm_up
+
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # a pool of threads would not survive the fork
         model = load()
         if model.device.type != "cpu":
             raise ValueError(f"one worker serves a GPU: {settings.workers} workers would only wait for each other")
         loaded, opened = _load_tasks(tasks or {}, model), _open_index(index, model)
-        model.embed([["warm", "up"]])
+        warm_up(model)
         gc.collect()
         gc.freeze()
         listening.listen(BACKLOG)
@@ -106,21 +104,6 @@ def _check_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f'serving needs {error.name}: pip install "elmokit[serve]"') from None
-
-
-def _bound_memory() -> None:
-    """Let memory stay what it is after the first minutes, whatever shapes requests have; before torch multiplies.
-
-    On a CPU oneDNN makes a program for each number of rows that it multiplies, about half a MB, and keeps 1024 of them
-    (ideep, between it and torch, as many of its own).  They lie between the large blocks of batches of all sizes, whose
-    room glibc could not use again: large blocks come from the system and go back to it.
-    """
-    for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(variable, str(CACHED_PRODUCTS))
-    if sys.platform == "linux":
-        m_mmap_threshold = -3  # of malloc.h
-        with contextlib.suppress(AttributeError):  # a C library other than glibc
-            ctypes.CDLL(None).mallopt(m_mmap_threshold, LARGE_BLOCK)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
