@@ -64,7 +64,7 @@ def draw_path(model: ELMo) -> Figure:
     cells = f"{config.cell_dim:,} cells each way,\nprojected to {config.projection_dim}"
     for row, text in {
         "letters": f"{config.max_characters} ids a word",
-        "filters": f"{config.filters_dim:,} filters, {narrowest} to {widest}\ncharacters wide, maxima",
+        "filters": f"{config.filters_dim:,} filters,\n{narrowest} to {widest} letters wide",
         "highway": f"{config.num_highways} highway, projection",
         "token": f"layer 0\n{config.projection_dim} numbers, twice",
         "layer 1": f"layer 1\n{cells}",
