@@ -351,7 +351,7 @@ def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_to
 
     def fork(work):
         command = commands.pop(0)
-        started.append(os.posix_spawn(shutil.which(command[0]), command, {}))
+        started.append(os.posix_spawn(shutil.which(command[0]), command, {}, setsigmask=[]))
         if not commands:
             os.kill(os.getpid(), signal.SIGTERM)
         return started[-1]

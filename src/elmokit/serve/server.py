@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 SHORTEST_LIFE = 1.0  # seconds; a worker that ends sooner is not started again at once
 LAST_CONNECTIONS = 0.05  # seconds in which those that wait to be taken are taken
 LAST_ANSWERS = 5.0  # seconds beyond the deadline in which the last answers may be sent
@@ -273,11 +274,14 @@ def _supervise(work: Callable[[], None], count: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in STOPPING}
     try:
         while workers or not stopping:
             while len(workers) < count and not stopping:
+                # a signal waits until `stop` knows the worker, and never runs it in the fork
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
                 workers[_fork(work)] = time.monotonic()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
             worker, status = os.wait()
             lived = time.monotonic() - workers.pop(worker)
             if not stopping:
@@ -292,18 +296,14 @@ def _supervise(work: Callable[[], None], count: int) -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    # a signal that comes between the fork and the worker's own handlers must not run the supervisor's
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     worker = os.fork()
     if worker:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         return worker
     code: Literal[0, 1] = 1
     try:
-        for number in signals:
+        for number in STOPPING:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         work()
         code = 0
     except BaseException:
