@@ -402,19 +402,22 @@ def _write_parquet(target: Path, parts: _Parts, file: VectorFile) -> None:
         for part in parts:
             lines = np.arange(part.first, part.first + len(part.texts))
             vectors = part.vectors
-            counts = part.lengths
             if parts.shape:  # layers stand inside of lines there: (lines, L+1, T, 2P)
                 vectors = np.concatenate([values.reshape(-1, parts.width) for _, _, values in part.sentences()])
-                counts = np.repeat(counts, parts.shape[0])
-            nested = _nest(arrow, arrow.array(vectors.reshape(-1)), np.full(len(vectors), parts.width))
-            nested = _nest(arrow, nested, counts)
-            if parts.shape:
-                nested = _nest(arrow, nested, np.full(len(lines), parts.shape[0]))
+            nested = nest_vectors(arrow, vectors, part.lengths, *parts.shape)
             tokens = arrow.array([file.split(text) for text in part.texts], schema.field("tokens").type)
             out.write_table(arrow.table([arrow.array(lines), tokens, nested], schema=schema))
 
 
-def _nest(arrow: Any, values: Any, counts: npt.NDArray[Any]) -> Any:
+def nest_vectors(arrow: Any, rows: npt.NDArray[Any], lengths: npt.ArrayLike, num_layers: int | None = None) -> Any:
+    """Rows (N, 2P) of lines, one behind the other, as a column: `lengths` rows a line, or so many in each layer of it."""
+    nested = _nest(arrow, arrow.array(rows.reshape(-1)), np.full(len(rows), rows.shape[1]))
+    if num_layers is None:
+        return _nest(arrow, nested, lengths)
+    return _nest(arrow, _nest(arrow, nested, np.repeat(lengths, num_layers)), np.full(np.size(lengths), num_layers))
+
+
+def _nest(arrow: Any, values: Any, counts: npt.ArrayLike) -> Any:
     """Lists of the next `counts` values each."""
     return arrow.ListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), values)
 

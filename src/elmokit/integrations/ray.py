@@ -40,7 +40,7 @@ from elmokit.characters import tokenize
 from elmokit.corpus.text import Paths, find_files
 from elmokit.files import replacing, sync_folder
 from elmokit.model import ELMo, Layers
-from elmokit.output import VectorFile, Written, read_lines
+from elmokit.output import VectorFile, Written, nest_vectors, read_lines
 
 try:
     import pyarrow
@@ -520,17 +520,7 @@ def _vector_column(vectors: list[npt.NDArray[Any]], dtype: str, first: int) -> p
                 flat[begin:end] = array.reshape(-1, array.shape[-1])
         except FloatingPointError:
             raise ValueError(f"line {number + 1} has values beyond {dtype}: write float32") from None
-    nested = _nest(pyarrow.array(flat.reshape(-1)), np.full(len(flat), flat.shape[1]))
-    lengths = [array.shape[-2] for array in vectors]
-    if vectors[0].ndim == 2:
-        return _nest(nested, lengths)
-    num_planes = len(vectors[0])
-    return _nest(_nest(nested, np.repeat(lengths, num_planes)), np.full(len(vectors), num_planes))
-
-
-def _nest(values: pyarrow.Array, counts: Sequence[int] | npt.NDArray[Any]) -> pyarrow.Array:
-    """Lists of the next `counts` values each."""
-    return pyarrow.ListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), values)
+    return nest_vectors(pyarrow, flat, [array.shape[-2] for array in vectors], *vectors[0].shape[:-2])
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------------

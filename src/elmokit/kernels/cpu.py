@@ -368,7 +368,8 @@ class PackedMatrix(NamedTuple):
                 return plus.addmm_(rows, self.plain)
             return rows @ self.plain if bias is None else torch.addmm(bias, rows, self.plain)
         n = len(rows)
-        filled = functional.pad(rows, (0, 0, 0, _even(n) - n)) if _even(n) > n else rows
+        more = _even(n) - n
+        filled = functional.pad(rows, (0, 0, 0, more)) if more else rows
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(filled, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
 
