@@ -410,7 +410,7 @@ def _write_parquet(target: Path, parts: _Parts, file: VectorFile) -> None:
 
 
 def nest_vectors(arrow: Any, rows: npt.NDArray[Any], lengths: npt.ArrayLike, num_layers: int | None = None) -> Any:
-    """Rows (N, 2P) of lines, one behind the other, as a column: `lengths` rows a line, or so many in each layer of it."""
+    """Rows (N, 2P) of lines, one behind the other, as a column: `lengths` rows a line, or in each of its layers."""
     nested = _nest(arrow, arrow.array(rows.reshape(-1)), np.full(len(rows), rows.shape[1]))
     if num_layers is None:
         return _nest(arrow, nested, lengths)
