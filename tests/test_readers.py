@@ -144,7 +144,19 @@ def squad_with(**changes):
             read_sst_trees,
             "a.txt",
             "(3 (2 -LRB-) (4 (2 2\xa01\\/2) (1 \\*)))\n(0 No)\n",
-            [LabelledText(["(", "2\xa01/2", "*"], "3"), LabelledText(["No"], "0")],
+            [
+                LabelledText(
+                    ["(", "2\xa01/2", "*"],
+                    "3",
+                    [
+                        LabelledText(["("], "2"),
+                        LabelledText(["2\xa01/2", "*"], "4"),
+                        LabelledText(["2\xa01/2"], "2"),
+                        LabelledText(["*"], "1"),
+                    ],
+                ),
+                LabelledText(["No"], "0"),
+            ],
         ),
         (read_labelled_tsv, "a.tsv", "label\ttext\n1\tA  film .\n", [LabelledText(["A", "film", "."], "1")]),
         (read_snli, "a.jsonl", SNLI, [SentencePair("A b.", "C.", "neutral")]),
@@ -231,11 +243,6 @@ def test_mentions_and_arguments_may_lie_in_one_another(write):
     assert sorted(sorted(cluster) for cluster in document.clusters) == [[(0, 3), (0, 4)], [(0, 4)], [(2, 3)]]
     nested = Proposition(0, "x.01", [Span(0, 3, "A"), Span(1, 2, "B")])
     assert nested.tags(4) == ["B-A", "I-A", "I-A", "O"]
-
-
-def test_every_phrase_of_a_sentiment_tree_is_an_example_where_asked(write):
-    found = read_sst_trees(write("a.txt", "(3 (2 a) (4 (1 b) (0 c)))\n"), phrases=True)
-    assert [x.label + " ".join(x.tokens) for x in found] == ["3a b c", "2a", "4b c", "1b", "0c"]
 
 
 def test_words_in_context_take_their_labels_from_the_file_beside(write):

@@ -187,6 +187,36 @@ def test_conll2003_is_read_by_its_columns(tmp_path):
         TASKS["ner"].read(str(tmp_path / "nowhere"))
 
 
+def test_labelled_phrases_train_where_asked_each_once(small, tmp_path):
+    train_file, dev_file = tmp_path / "train.txt", tmp_path / "dev.txt"
+    train_file.write_text("(3 (4 good) (2 film))\n(1 (0 bad) (2 film))\n(2 film)\n", encoding="utf-8")
+    dev_file.write_text("(1 (0 bad) (2 film))\n(4 good)\n(0 bad)\n", encoding="utf-8")
+    totals = set()
+    settings = {"phrases": True, "batch_size": 5, "epochs": 60, "patience": 60}
+    config = small("sentiment", train=str(train_file), dev=str(dev_file), **settings)
+    result = train(config, on_progress=lambda one: one.stage == "epoch" and totals.add(one.total))
+    assert totals == {1}  # three sentences, good and bad: "film" is a sentence with that label already
+    assert result.dev["accuracy"] == 1  # though no sentence of train has one of the labels 4 and 0
+
+
+def test_phrases_are_refused_where_a_task_or_its_file_has_none(small):
+    for name in ("ner", "sentiment"):
+        with pytest.raises(ValueError, match=f"{name} finds no labelled phrases in .*train.*leave it out"):
+            train(small(name, phrases=True))
+
+
+def test_a_run_of_an_older_version_without_a_setting_goes_on(small, tmp_path):
+    config = small()
+    result = train(config)
+    settings = tmp_path / "run" / "run.json"
+    values = json.loads(settings.read_text())
+    del values["phrases"]
+    settings.write_text(json.dumps(values))
+    assert train(config) == result
+    with pytest.raises(ValueError, match="holds a run with phrases = False, not True"):
+        train(dataclasses.replace(config, phrases=True))
+
+
 def test_trees_of_the_sentiment_treebank_are_read(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("(3 (2 It) (4 works))\n", encoding="utf-8")

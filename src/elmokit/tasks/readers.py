@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 from xml.parsers import expat
@@ -135,6 +135,8 @@ class LabelledText:
 
     tokens: list[str]
     label: str
+    phrases: list[LabelledText] = field(default_factory=list)
+    """The labelled phrases inside it, each before its own parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,11 +413,10 @@ def read_gap(path: str | Path) -> list[PronounExample]:
     return _filled(path, examples)
 
 
-def read_sst_trees(path: str | Path, *, phrases: bool = False) -> list[LabelledText]:
+def read_sst_trees(path: str | Path) -> list[LabelledText]:
     r"""The Stanford Sentiment Treebank, a tree a line: each sentence with its label, "0" (very negative) to "4".
 
-    With `phrases` every labelled phrase is an example, a sentence before its parts, as many train on.  The escapes that
-    a tree needs are undone: `-LRB-` is "(", `\/` is "/".
+    Its phrases come with it, all in one list.  The escapes that a tree needs are undone: `-LRB-` is "(", `\/` is "/".
     """
     examples = []
     for number, line in _lines(path):
@@ -437,7 +438,9 @@ def read_sst_trees(path: str | Path, *, phrases: bool = False) -> list[LabelledT
                     phrase.tokens.append(token)
         if open_phrases:
             _fail(path, number, f"{len(open_phrases)} brackets are not closed")
-        examples += found if phrases else found[:1]
+        sentence, *parts = found
+        sentence.phrases.extend(parts)
+        examples.append(sentence)
     return _filled(path, examples)
 
 

@@ -100,6 +100,12 @@ class Classification:
             return readers.read_labelled_tsv(path)
         return readers.read_sst_trees(path)
 
+    def phrases(self, examples: Sequence[LabelledText]) -> list[LabelledText]:
+        """The labelled phrases inside them: each once with each of its labels, and none that is a sentence too."""
+        distinct = {(tuple(one.tokens), one.label): one for example in examples for one in example.phrases}
+        whole = {(tuple(example.tokens), example.label) for example in examples}
+        return [one for key, one in distinct.items() if key not in whole]
+
     def sentences(self, example: LabelledText) -> list[list[str]]:
         """The tokens."""
         return [example.tokens]

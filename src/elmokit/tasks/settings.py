@@ -35,6 +35,8 @@ class TaskConfig:
     """Scored once, with the best weights."""
     share: float = 1.0
     """Train on this part of the training examples, drawn by `seed`; they are repeated to the epoch of all of them."""
+    phrases: bool = False
+    """Train on the labelled phrases inside the training sentences too, which sentiment's trees have."""
 
     elmo: str | None = None
     """The biLM: a folder, an official name, a Hugging Face id; null: the model that comes with elmokit."""

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -98,6 +98,15 @@ class Task(Protocol[E, P]):
 
     def to_json(self, example: E, prediction: P) -> dict[str, Any]:
         """The prediction as plain values that say all: tokens and labels."""
+        ...
+
+
+@runtime_checkable
+class HasPhrases(Protocol):
+    """A task whose examples have labelled parts, which can train it too (`TaskConfig.phrases`)."""
+
+    def phrases(self, examples: Sequence[Any]) -> list[Any]:
+        """The labelled parts of the examples, as examples."""
         ...
 
 

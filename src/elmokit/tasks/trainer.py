@@ -40,6 +40,7 @@ from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.task import (
     BILM_FOLDER,
     WEIGHTS_FILE,
+    HasPhrases,
     Task,
     assemble,
     find_device,
@@ -133,6 +134,9 @@ class _Run:
             held_out = max(1, len(everything) // 10)
             everything, self.dev = everything[:-held_out], everything[-held_out:]
         self.examples = _draw(everything, config.share, config.seed)
+        if config.phrases:
+            self.examples = self.examples + _phrases(task, config, self.examples)
+            parts.append(_phrases(task, config, everything))
         fitted = task.fit(self.examples)
         words = _frequent_words(task, self.examples) if config.vectors == "trained" and config.word_dim else []
         torch.manual_seed(config.seed)
@@ -265,6 +269,13 @@ def _draw(examples: list[E], share: float, seed: int) -> list[E]:
     return random.Random(f"share {seed}").sample(examples, max(1, round(share * len(examples))))
 
 
+def _phrases(task: Task[E, Any], config: TaskConfig, examples: Sequence[E]) -> list[E]:
+    found = task.phrases(examples) if isinstance(task, HasPhrases) else []
+    if not found:
+        raise ValueError(f"phrases is set, but {config.task} finds no labelled phrases in {config.train}: leave it out")
+    return found
+
+
 def _frequent_words(task: Task[E, Any], examples: Sequence[E]) -> list[str]:
     counts = Counter(word.lower() for e in examples for tokens in task.sentences(e) for word in tokens)
     return sorted(word for word, count in counts.items() if count >= TRAINED_WORD_COUNT)
@@ -307,7 +318,8 @@ def _identity(config: TaskConfig) -> dict[str, Any]:
 def _refuse_another_run(out: Path, config: TaskConfig) -> None:
     if not (out / RUN_FILE).is_file():
         return
-    ours, theirs = _identity(config), read_json(out / RUN_FILE)
+    unsaid = {one.name: one.default for one in dataclasses.fields(config) if one.default is not dataclasses.MISSING}
+    ours, theirs = _identity(config), {**unsaid, **read_json(out / RUN_FILE)}  # an older run has fewer settings
     for key in sorted(ours | theirs):
         if ours.get(key) != theirs.get(key):
             raise ValueError(
