@@ -779,11 +779,19 @@ def test_every_recipe_is_a_config(path):
     [path for path in sorted(RECIPES.glob("*.toml")) if tomllib.loads(path.read_text())["task"] in OURS],
     ids=lambda path: path.stem,
 )
-def test_every_recipe_trains(path, small):
+def test_every_recipe_trains(path, small, tmp_path):
     """With the recipe's own settings, sizes and all, on the ten examples."""
-    task = tomllib.loads(path.read_text())["task"]
-    like = small(task)
-    files = {"train": like.train, "dev": None, "test": like.train, "out": like.out}
+    recipe = tomllib.loads(path.read_text())
+    like, examples = small(recipe["task"]), tmp_path / "trees.txt"
+    if recipe.get("phrases"):
+        trees = (
+            f"({number % 3} {' '.join(f'({len(word) % 5} {word})' for word in sentence.split())})\n"
+            for number, sentence in enumerate(SENTENCES)
+        )
+        examples.write_text("".join(trees), encoding="utf-8")
+    else:
+        examples = like.train
+    files = {"train": str(examples), "dev": None, "test": str(examples), "out": like.out}
     changes = {"elmo": like.elmo, "cache": like.cache, "epochs": 1, "device": "cpu"}
     result = train(load_recipe(str(path), DEFAULTS, {**files, **changes}))
     assert 0 <= result.score <= 1
@@ -917,6 +925,17 @@ def test_a_plain_comparison_is_the_one_of_all_data_among_shares_and_nothing_trai
     for line, (share, comparison) in zip(shown[1:], found.items(), strict=True):
         means = [f"{100 * one['mean']:.2f} ± 0.00" for one in comparison["variants"]]
         assert re.split(r"\s{2,}", line) == [f"{100 * float(share):g} %", *means]
+
+
+def test_the_variants_of_a_comparison_can_be_named(arguments, tmp_path):
+    chosen = ["--seeds", "1", "--variants", "none,both"]
+    found = json.loads(run("compare", *arguments, *chosen, "--json"))
+    assert [variant["elmo_at"] for variant in found["variants"]] == ["none", "both"]
+    shares = json.loads(run("compare", *arguments, *chosen, "--shares", "1", "--json"))
+    assert shares == {"1": found}
+    assert sorted(path.name for path in (tmp_path / "out").glob("*-1")) == ["both-1", "none-1"]
+    with pytest.raises(ValueError, match="variants are none, input, both, not 'top'"):
+        run("compare", *arguments, "--variants", "none,top")
 
 
 def test_shares_that_are_none_are_refused_before_anything_trains(arguments, small):

@@ -111,8 +111,15 @@ def predict(folder: str, source: str, device: str | None) -> None:
     "--seeds", type=click.IntRange(1), default=3, show_default=True, help="So many trainings of each variant."
 )
 @click.option("--shares", metavar="NUMBERS", help="Train on these shares of the training data, as in 0.01,0.1,1.")
+@click.option(
+    "--variants",
+    metavar="NAMES",
+    default="none,input,both",
+    show_default=True,
+    help="Where ELMo joins: one training with each seed for each.",
+)
 @json_option
-def compare(seeds: int, shares: str | None, as_json: bool, **given: Any) -> None:
+def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **given: Any) -> None:
     """Train TASK without ELMo, with it at the input, and at the output too; table and plot go into --out.
 
     With --shares, do so for several shares of the training data: how few examples are enough with ELMo?  A comparison
@@ -121,7 +128,7 @@ def compare(seeds: int, shares: str | None, as_json: bool, **given: Any) -> None
     from elmokit.config import to_mapping
     from elmokit.tasks import compare as comparing
 
-    numbers = range(1, seeds + 1)
+    which: dict[str, Any] = {"seeds": range(1, seeds + 1), "variants": variants.split(",")}
     config = _read_config(**given)
     with _progress() as show:
 
@@ -130,10 +137,10 @@ def compare(seeds: int, shares: str | None, as_json: bool, **given: Any) -> None
             show(f"{part}{comparing.NAMES[elmo_at]}, seed {seed}: ", progress)
 
         if shares is None:
-            comparison = comparing.compare(config, seeds=numbers, on_progress=partial(report, None))
+            comparison = comparing.compare(config, **which, on_progress=partial(report, None))
             values, table = to_mapping(comparison), comparing.comparison_table(comparison)
         else:
-            found = comparing.compare_shares(config, _read_shares(shares), seeds=numbers, on_progress=report)
+            found = comparing.compare_shares(config, _read_shares(shares), **which, on_progress=report)
             values = {f"{share:g}": to_mapping(one) for share, one in found.items()}
             table = comparing.share_table(found)
     print_table(as_json, values, *table)

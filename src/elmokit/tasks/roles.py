@@ -237,4 +237,4 @@ class SemanticRoles:
         return {"tokens": tokens, "propositions": propositions}
 
 
-ROLES = SemanticRoles(defaults={"num_layers": 4, "dropout": 0.1, "epochs": 15})
+ROLES = SemanticRoles(defaults={"num_layers": 4, "dropout": 0.1, "epochs": 25})
