@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from elmokit.characters import Token, as_tokens, tokenize_with_offsets
 from elmokit.network import to_device
 from elmokit.tasks import metrics, readers
-from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
+from elmokit.tasks.inputs import Embedded, Inputs, lay_out, read_tokens
 from elmokit.tasks.layers import NEVER, BiLSTM, masked_softmax
 from elmokit.tasks.settings import TaskConfig
 
@@ -124,21 +124,18 @@ class SpanEncoder(nn.Module):
         sentence_end = torch.zeros(mask.shape, dtype=torch.long)
         sizes = [torch.tensor([len(tokens) for tokens in sentences], dtype=torch.long) for sentences in documents]
         sentence_end[mask] = torch.cat([size.cumsum(0).repeat_interleave(size) for size in sizes])
-        mask = to_device(mask, device)
 
-        def lay_out(values: Tensor) -> Tensor:
+        def by_document(values: Tensor) -> Tensor:
             """(sentences, T, G) -> (D, N, G)."""
-            rows = values.new_zeros(*mask.shape, values.shape[-1])
-            rows[mask] = values[embedded.mask]
-            return rows
+            return lay_out(values[embedded.mask], mask)
 
         encoded = torch.cat([self.rnn(embedded.x, embedded.mask), embedded.output], dim=-1)
         return DocumentTokens(
-            start=lay_out(self.start(encoded)),
-            end=lay_out(self.end(encoded)),
-            word=lay_out(self.word(embedded.x)),
-            attention=lay_out(self.attention(encoded)).squeeze(-1),
-            mask=mask,
+            start=by_document(self.start(encoded)),
+            end=by_document(self.end(encoded)),
+            word=by_document(self.word(embedded.x)),
+            attention=by_document(self.attention(encoded)).squeeze(-1),
+            mask=to_device(mask, device),
             sentence_end=to_device(sentence_end, device),
         )
 

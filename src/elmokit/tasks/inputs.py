@@ -1,9 +1,10 @@
 """Tokens become what a task's network reads.
 
-Enters: sentences as token lists.  Leaves: `Embedded`: for each token x_k, which is its static or trained word vector,
-its characters and, as in section 3.2 of Peters et al. (2018), ELMo's vector; and beside it the second mix, for a task
-to join to its RNN's output.  Whether and where ELMo joins is decided here: a task's network reads `inputs.input_dim`
-and `inputs.output_dim` and does not ask.
+Enters: sentences as token lists.  Leaves: for each token x_k, which is its static or trained word vector, its
+characters and, as in section 3.2 of Peters et al. (2018), ELMo's vector; and beside it the second mix, for a task to
+join to its RNN's output.  They come as all tokens in a row (`Tokens`) or as a row for each sentence (`Embedded`).
+Whether and where ELMo joins is decided here: a task's network reads `inputs.input_dim` and `inputs.output_dim` and does
+not ask.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ from elmokit.tasks.vectors import FrozenLayers, StaticVectors
 
 CHARACTER_DIM = 25
 CHARACTER_WINDOW = 3
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The N tokens of all sentences in a row, dropout applied."""
+
+    x: Tensor
+    """(N, input_dim)."""
+    output: Tensor
+    """(N, output_dim): the second mix; of width 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +101,24 @@ class Inputs(nn.Module):
 
     def forward(self, sentences: Sequence[Sequence[str]]) -> Embedded:
         """Token lists -> vectors, mask and the second mix."""
-        lengths = torch.tensor([len(tokens) for tokens in sentences], dtype=torch.long)
-        width = max([1, *map(len, sentences)])
-        mask = torch.arange(width) < lengths.unsqueeze(1)  # (B, T)
-        distinct = {word: number for number, word in enumerate(dict.fromkeys(chain.from_iterable(sentences)))}
-        places = torch.zeros(mask.shape, dtype=torch.long)
-        places[mask] = torch.tensor([distinct[word] for word in chain.from_iterable(sentences)], dtype=torch.long)
-        mask = to_device(mask, self.device)
-        x = self._embed_words(list(distinct) or [""])[to_device(places, self.device)]  # (B, T, D)
-        x = self.dropout(x)
-        output = x[..., :0]
-        if len(self.mixes):
-            layers = self._layers(sentences, width)  # (L+1, B, T, 2P)
-            mixed = [self.elmo_dropout(mix(layers, mask)) for mix in self.mixes]
-            x = torch.cat([x, mixed[0]], dim=-1)
-            if len(mixed) == 2:
-                output = mixed[1]
-        return Embedded(x * mask.unsqueeze(-1), mask, output)
+        tokens, mask = self.tokens(sentences), _mask(sentences)
+        return Embedded(lay_out(tokens.x, mask), to_device(mask, self.device), lay_out(tokens.output, mask))
+
+    def tokens(self, sentences: Sequence[Sequence[str]]) -> Tokens:
+        """Token lists -> the vectors of their tokens, one sentence behind the other: no padding to pay for."""
+        words = list(chain.from_iterable(sentences))
+        distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
+        places = torch.tensor([distinct[word] for word in words], dtype=torch.long)
+        x = self._embed_words(list(distinct) or [""])[to_device(places, self.device)]  # (N, D)
+        of_sentence = [number for number, tokens in enumerate(sentences) for _ in tokens]
+        kept = self.dropout(x.new_ones(len(sentences), 1, x.shape[1])).squeeze(1)  # (B, D)
+        x = x * kept[to_device(torch.tensor(of_sentence, dtype=torch.long), self.device)]
+        if not len(self.mixes):
+            return Tokens(x, x.new_zeros(len(x), 0))
+        layers = self._layers(sentences).unsqueeze(1)  # (L+1, 1, N, 2P)
+        everywhere = torch.ones(1, len(x), dtype=torch.bool, device=self.device)
+        mixed = [self.elmo_dropout(mix(layers, everywhere).squeeze(0)) for mix in self.mixes]
+        return Tokens(torch.cat([x, mixed[0]], dim=-1), mixed[1] if len(mixed) == 2 else x.new_zeros(len(x), 0))
 
     def _embed_words(self, words: list[str]) -> Tensor:
         """(N, D): what does not depend on the context, once for each distinct word."""
@@ -120,12 +132,14 @@ class Inputs(nn.Module):
             parts.append(self.characters(words))
         return torch.cat(parts, dim=-1)
 
-    def _layers(self, sentences: Sequence[Sequence[str]], width: int) -> Tensor:
+    def _layers(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """(L+1, N, 2P)."""
         if self.frozen is not None:
-            return to_device(self.frozen.batch(sentences, width), self.device).float()
+            return to_device(self.frozen.tokens(sentences), self.device).float()
         assert self.elmo is not None
-        layers: Tensor = self.elmo.bilm(to_device(self.elmo.to_ids(sentences), self.device)).layers
-        return nn.functional.pad(layers, (0, 0, 0, width - layers.shape[2]))
+        layers: Tensor = self.elmo.bilm(to_device(self.elmo.to_ids(sentences), self.device)).layers  # (L+1, B, T, 2P)
+        places = _mask(sentences)[:, : layers.shape[2]].flatten().nonzero().squeeze(1)
+        return layers.flatten(1, 2).index_select(1, to_device(places, self.device))
 
     def mix_l2(self) -> Tensor:
         """Sum of squares of the mixes' layer weights."""
@@ -135,6 +149,21 @@ class Inputs(nn.Module):
     def mix_weights(self) -> list[list[float]]:
         """The learned share of each layer, mix by mix."""
         return [mix.weights.softmax(dim=0).tolist() for mix in self.mixes if isinstance(mix, ScalarMix)]
+
+
+def lay_out(tokens: Tensor, mask: Tensor) -> Tensor:
+    """(N, D), and a mask (B, T) on the host with N places -> (B, T, D): one after the other, zeros elsewhere."""
+    rows = tokens.new_zeros(mask.numel(), tokens.shape[1])
+    if tokens.numel():
+        places = to_device(mask.flatten().nonzero().squeeze(1), tokens.device)
+        rows = rows.index_copy(0, places, tokens)
+    return rows.view(*mask.shape, tokens.shape[1])
+
+
+def _mask(sentences: Sequence[Sequence[str]]) -> Tensor:
+    """(B, T) bool, on the host: True where a token stands."""
+    lengths = torch.tensor([len(tokens) for tokens in sentences], dtype=torch.long)
+    return torch.arange(max([1, *map(len, sentences)])) < lengths.unsqueeze(1)
 
 
 class Characters(nn.Module):

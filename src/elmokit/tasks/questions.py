@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from elmokit.characters import tokenize, tokenize_with_offsets
 from elmokit.network import to_device
 from elmokit.tasks import metrics, readers
-from elmokit.tasks.inputs import Embedded, Inputs
+from elmokit.tasks.inputs import Embedded, Inputs, lay_out
 from elmokit.tasks.layers import NEVER, BiLSTM, LockedDropout, masked_softmax
 from elmokit.tasks.settings import TaskConfig
 
@@ -118,10 +118,7 @@ class AttentionFlow(nn.Module):
     def _embed_windows(self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans]) -> Embedded:
         """The sentences of each context in one row again, or in several: each window of it is a row."""
         sentences = list(chain.from_iterable(example.sentences for example in examples))
-        embedded = self.inputs(sentences)
-        lengths = torch.tensor([len(tokens) for tokens in sentences])
-        in_sentence = torch.arange(embedded.mask.shape[1]) < lengths.unsqueeze(1)
-        tokens = in_sentence.flatten().nonzero().squeeze(1)  # the place of each token of all contexts in a row
+        tokens = self.inputs.tokens(sentences)  # of all contexts, one behind the other
         begun = accumulate((len(example.offsets) for example in examples[:-1]), initial=0)
         bounds = torch.tensor(
             [(here + begin, here + end) for here, own in zip(begun, windows, strict=True) for begin, end in own]
@@ -129,15 +126,9 @@ class AttentionFlow(nn.Module):
         num_tokens = bounds[:, 1] - bounds[:, 0]
         steps = torch.arange(max(1, int(num_tokens.max())))
         mask = steps < num_tokens.unsqueeze(1)  # (W, T)
-        places = torch.zeros(mask.shape, dtype=torch.long)
-        places[mask] = tokens[(bounds[:, :1] + steps)[mask]]
-        places, mask = to_device(places, self.inputs.device), to_device(mask, self.inputs.device)
-        x, output = (
-            # torch 2.11's gradient of an embedding of width 0 reads outside a GPU's memory
-            nn.functional.embedding(places, v.flatten(0, 1)) if v.shape[2] else v.new_zeros(*places.shape, 0)
-            for v in (embedded.x, embedded.output)
-        )
-        return Embedded(x * mask.unsqueeze(-1), mask, output)
+        places = to_device((bounds[:, :1] + steps)[mask], self.inputs.device)
+        x, output = (lay_out(vectors.index_select(0, places), mask) for vectors in (tokens.x, tokens.output))
+        return Embedded(x, to_device(mask, self.inputs.device), output)
 
     def loss(self, examples: Sequence[TokenizedQuestion]) -> Tensor:
         """Minus the log-probability that any of the gold answers is pointed at."""

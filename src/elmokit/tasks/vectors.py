@@ -196,20 +196,16 @@ class FrozenLayers:
                 raise ValueError("this biLM's vectors do not fit into float16: set tune, which stores none")
         return arrays
 
-    def batch(self, sentences: Sequence[Sequence[str]], width: int) -> torch.Tensor:
-        """(L+1, B, width, dim), float16, zeros behind each sentence's end."""
-        result = np.zeros((self.num_layers, len(sentences), width, self.dim), dtype=np.float16)
-        live = []
-        for row, tokens in enumerate(sentences):
-            stored = self._places.get(tuple(tokens))
-            if stored is not None:
-                result[:, row, : len(tokens)] = stored
-            elif tokens:
-                live.append(row)
-        computed = self._embed([sentences[row] for row in live]) if live else []
-        for row, vectors in zip(live, computed, strict=True):
-            result[:, row, : len(sentences[row])] = vectors  # rounded as those on disk are, so that both are the same
-        return torch.from_numpy(result)
+    def tokens(self, sentences: Sequence[Sequence[str]]) -> torch.Tensor:
+        """(L+1, N, dim), float16: the N tokens of all sentences, one sentence behind the other."""
+        parts = [np.zeros((self.num_layers, 0, self.dim), dtype=np.float16)]
+        live = [tokens for tokens in sentences if tokens and tuple(tokens) not in self._places]
+        computed = iter(self._embed(live) if live else [])  # rounded as those on disk are, so that both are the same
+        for tokens in sentences:
+            if tokens:
+                stored = self._places.get(tuple(tokens))
+                parts.append(next(computed) if stored is None else stored)
+        return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
 def _is_whole(path: Path, size: int) -> bool:
