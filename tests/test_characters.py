@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from nltk.tokenize import NLTKWordTokenizer
 
 from elmokit import characters
-from elmokit.characters import as_tokens, batch_to_ids, tokenize, tokenize_with_offsets, words_to_ids
+from elmokit.characters import (
+    as_tokens,
+    batch_to_ids,
+    tokenize,
+    tokenize_sentences,
+    tokenize_with_offsets,
+    words_to_ids,
+)
 
 NLTK = NLTKWordTokenizer()
 
@@ -165,6 +172,36 @@ def test_tokenizing_and_spelling_need_neither_torch_nor_nltk() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.strip() == "", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        (" \n\n ", []),
+        ("One. Two! Three? 4 five", ["One .", "Two !", "Three ?", "4 five"]),
+        ('(It does.) "So it is." 3 are left… End', ["( It does . )", '" So it is . "', "3 are left…", "End"]),
+        ("Mr. A. B. Roe met Dr. Poe. They ran.", ["Mr. A. B. Roe met Dr. Poe .", "They ran ."]),
+        ("The U.S. Army met No. 5 e.g. Jones. So", ["The U.S. Army met No. 5 e.g. Jones .", "So"]),
+        ('"Go." He went. (So did I.) Yes', ['" Go . "', "He went .", "( So did I . )", "Yes"]),
+        ("approx. as much. but small letters go on", ["approx. as much. but small letters go on"]),
+        ("He paid e.g. ten.\n\nshe slept", ["He paid e.g. ten .", "she slept"]),
+        ("东京是首都。 很大", ["东京是首都。", "很大"]),
+    ],
+)
+def test_a_text_is_cut_into_sentences_where_a_reader_would_cut_it(text: str, sentences: list[str]) -> None:
+    found = tokenize_sentences(text)
+    assert [" ".join(token.text for token in sentence) for sentence in found] == sentences
+    assert all(text[token.start : token.end] == token.text for sentence in found for token in sentence)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cutting_into_sentences_loses_nothing_but_space(seed: int) -> None:
+    chance = random.Random(seed)
+    text = "".join(chance.choice(["A", "b", ".", "! ", " ", "\n\n", '"', "Mr", ". ", "é", "\u2028"]) for _ in range(60))
+    tokens = [token for sentence in tokenize_sentences(text) for token in sentence]
+    assert tokens == sorted(tokens, key=lambda token: token.start)
+    assert "".join(token.text for token in tokens) == "".join(text.split())
 
 
 # ---- character ids --------------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from elmokit.tasks.coreference import (
     PronounPassage,
     PronounQuestion,
     marginal_loss,
-    read_sentences,
-    split_sentences,
 )
 from elmokit.tasks.settings import load_recipe
 
@@ -535,24 +533,6 @@ def test_what_is_no_document_is_refused(given, message):
     if "pronoun" not in str(given):
         with pytest.raises(ValueError, match=message):
             COREFERENCE.from_text(given)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("", []),
-        ("One. Two! Three? 4 five", ["One .", "Two !", "Three ?", "4 five"]),
-        ("Mr. A. B. Roe met Dr. Poe. They ran.", ["Mr. A. B. Roe met Dr. Poe .", "They ran ."]),
-        ('"Go." He went. (So did I.) Yes', ['" Go . "', "He went .", "( So did I . )", "Yes"]),
-        ("He paid e.g. ten.\n\nshe slept", ["He paid e.g. ten .", "she slept"]),
-        ("In the U.S. Army he rose.", ["In the U.S. Army he rose ."]),
-    ],
-)
-def test_a_text_is_cut_into_sentences_whose_tokens_know_their_place(text, sentences):
-    found = split_sentences(text)
-    assert [" ".join(token.text for token in sentence) for sentence in found] == sentences
-    assert all(text[token.start : token.end] == token.text for sentence in found for token in sentence)
-    assert read_sentences(text) == [sentence.split() for sentence in sentences]
 
 
 @pytest.mark.parametrize(("recipe", "task"), [("litbank-coref", "coreference"), ("gap", "pronouns")])

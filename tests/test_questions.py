@@ -12,7 +12,7 @@ import torch
 
 from elmokit.tasks import TASKS, TaskConfig, load_task, metrics, questions, train
 from elmokit.tasks.layers import NEVER
-from elmokit.tasks.questions import best_spans, split_sentences
+from elmokit.tasks.questions import best_spans
 from elmokit.tasks.settings import load_recipe
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
@@ -120,41 +120,6 @@ def test_an_answer_without_a_token_is_refused_by_file_and_question(tmp_path):
         QUESTIONS.read(str(path))
     with pytest.raises(ValueError, match=r"nowhere\.json"):
         QUESTIONS.read(str(tmp_path / "nowhere.json"))
-
-
-@pytest.mark.parametrize(
-    "sentences",
-    [
-        ["One ends.", "Two ends!", "Does it?", "(It does.)", '"So it is."', "3 are left…", "End"],
-        ["Mr. A. B. Smith of the U.S. Army met Dr. No. 5 e.g. Jones.", "It ended."],
-        ["it costs approx. as much or so. but small letters go on"],
-        ["No stop\n\n", "an empty line is one"],
-        [""],
-        ["  "],
-        ["东京是首都。 很大"],
-    ],
-)
-def test_sentences_end_where_a_reader_would_end_them(sentences):
-    text = " ".join(sentences) if len(sentences) > 1 else sentences[0]
-    parts = [text[begin:end] for begin, end in split_sentences(text)]
-    if sentences == ["东京是首都。 很大"]:
-        sentences = ["东京是首都。", "很大"]
-    assert parts == [sentence.strip() for sentence in sentences]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_splitting_loses_nothing_but_space(seed):
-    chance = random.Random(seed)
-    text = "".join(chance.choice(["A", "b", ".", "! ", " ", "\n\n", '"', "Mr", ". ", "é", "\u2028"]) for _ in range(60))
-    spans = list(split_sentences(text))
-    assert spans == sorted(spans)
-    outside = text[: spans[0][0]] + text[spans[-1][1] :]
-    outside += "".join(text[one[1] : two[0]] for one, two in itertools.pairwise(spans))
-    assert not outside.strip()
-    assert all(one[1] < two[0] for one, two in itertools.pairwise(spans))
-    _, offsets = questions._tokenize_context(text)
-    covered = {place for start, end in offsets for place in range(start, end)}
-    assert covered >= {place for place, character in enumerate(text) if not character.isspace()}
 
 
 # ---- the search for the best span ------------------------------------------------------------------------------------

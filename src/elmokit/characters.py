@@ -192,6 +192,34 @@ def tokenize_with_offsets(text: str) -> list[Token]:
     return tokens
 
 
+_NO_END: Final = re.compile(  # of a sentence, though it ends in a period: an initial, letters with periods, a title
+    r"\W*([^\W\d_I]|([^\W\d_]\.)+[^\W\d_]?|Mrs?|Ms|Dr|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Mt|No|vs|cf|ca)\."
+)
+
+
+def tokenize_sentences(text: str) -> list[list[Token]]:
+    """The tokens of each sentence of a text, with their places in it; a blank text has no sentence.
+
+    A sentence ends at a period, a question or an exclamation mark that is followed by space and by no small letter, or
+    at an empty line.  The period of an initial, of letters with periods (U.S.) or of a title (Mr.) ends none.
+
+    >>> [[token.text for token in sentence] for sentence in tokenize_sentences("Mr. A. Roe met us. (He did!) So")]
+    [['Mr.', 'A.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
+    """
+    bounds, chunk = [0], 0
+    for space in re.finditer(r"\s+", text):
+        before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
+        chunk = space.end()
+        ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower() and not _NO_END.fullmatch(before)
+        if ends or space[0].count("\n") > 1:
+            bounds.append(chunk)
+    sentences = [
+        [Token(token.text, begin + token.start, begin + token.end) for token in tokenize_with_offsets(text[begin:end])]
+        for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
 def as_list(sentences: object) -> list[Any]:
     """Check that a user gave a list (or other iterable) of sentences, and not one string."""
     if isinstance(sentences, str):

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import Token, as_tokens, tokenize_with_offsets
+from elmokit.characters import as_tokens, tokenize_sentences
 from elmokit.network import to_device
 from elmokit.tasks import metrics, readers
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out, read_tokens
@@ -39,8 +39,6 @@ MAX_ANTECEDENTS = 50  # of a span, scored in full
 SEGMENT_TOKENS = 1000  # of a document, in one update
 DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512, 1024)  # where a new bucket begins, in tokens
 
-SENTENCE_END = re.compile(r"""([.!?…]+)["'”’)\]]*(?=\s+["'“‘(\[]*[^\W_a-z])|\n\s*\n""")
-NO_SENTENCE_END = re.compile(r"(?i:mr|mrs|ms|dr|st|prof|rev|hon|capt|col|gen|lt|sgt|vs)|([A-Z]\.)*[A-HJ-Z]")
 PRONOUN_WORDS = frozenset({"he", "him", "his"}) | metrics.FEMININE
 OPENING_WORD = re.compile(  # begins sentences, and no names
     "(?i:a|after|all|also|although|an|and|as|at|because|before|both|but|by|despite|during|each|every|for|from|how|"
@@ -519,7 +517,7 @@ def _passage(
     text: str, pronoun: tuple[str, int], names: Sequence[tuple[str, int]], refers: list[bool]
 ) -> PronounPassage:
     """Words and their offsets in characters -> spans of tokens: of all that a word has a part in."""
-    sentences = split_sentences(text)
+    sentences = tokenize_sentences(text)
     tokens = list(chain.from_iterable(sentences))
     spans = []
     for word, begin in (pronoun, *names):
@@ -558,29 +556,10 @@ def read_sentences(given: Any) -> list[list[str]]:
             raise ValueError(f'{dict(given)!r:.100}: expected a document as {{"text": …}} or {{"sentences": [[…]]}}')
         given = next(iter(given.values()))
     if isinstance(given, str):
-        return [[token.text for token in sentence] for sentence in split_sentences(given)]
+        return [[token.text for token in sentence] for sentence in tokenize_sentences(given)]
     if isinstance(given, list | tuple) and not any(isinstance(item, str) for item in given):
         return as_tokens(given)
     return [read_tokens(given)]
-
-
-def split_sentences(text: str) -> list[list[Token]]:
-    """The tokens of each sentence, with their places in the text.
-
-    A sentence ends at a stop that an upper-case letter or a digit follows, but not at that of a title or an initial;
-    and at a blank line.
-    """
-    bounds = [0]
-    for end in SENTENCE_END.finditer(text):
-        word = text[bounds[-1] : end.start()].rpartition(" ")[2].lstrip("(\"'“‘")
-        if end[1] != "." or not NO_SENTENCE_END.fullmatch(word):
-            bounds.append(end.end())
-    sentences = []
-    for begin, stop in zip(bounds, [*bounds[1:], len(text)], strict=True):
-        tokens = tokenize_with_offsets(text[begin:stop])
-        if tokens:
-            sentences.append([Token(token.text, begin + token.start, begin + token.end) for token in tokens])
-    return sentences
 
 
 def _describe(tokens: Sequence[str], span: Span) -> dict[str, Any]:

@@ -12,9 +12,8 @@ answer, in prediction all of them, the best of all answers being the answer.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import tokenize, tokenize_with_offsets
+from elmokit.characters import tokenize, tokenize_sentences
 from elmokit.network import to_device
 from elmokit.tasks import metrics, readers
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out
@@ -32,9 +31,6 @@ from elmokit.tasks.settings import TaskConfig
 WINDOW_TOKENS, WINDOW_STEP = 400, 200  # a step of half a window: any answer up to 200 tokens is whole in one of them
 ANSWER_TOKENS = 30  # the longest answer that is predicted
 EXPECTED = 'a context and a question as {"context": …, "question": …}, or as text: the question, a tab, the context'
-NO_END = re.compile(  # of a sentence, though it ends in a period: an initial, letters with periods, a title
-    r"\W*([^\W\d_]|([^\W\d_]\.)+[^\W\d_]?|Mrs?|Ms|Dr|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Sen|Rep|Gov|Mt|No|vs|cf|ca)\."
-)
 
 Spans = list[tuple[int, int]]
 """Half-open stretches of tokens, or of characters."""
@@ -289,30 +285,9 @@ class Questions:
 
 def _tokenize_context(context: str) -> tuple[list[list[str]], Spans]:
     """The sentences in tokens, and where each token of all sentences in a row stands."""
-    sentences, offsets = [], []
-    for begin, end in split_sentences(context):
-        tokens = tokenize_with_offsets(context[begin:end])
-        sentences.append([token.text for token in tokens])
-        offsets += [(begin + token.start, begin + token.end) for token in tokens]
-    return sentences, offsets
-
-
-def split_sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Where the sentences of a text begin and end; a text without any is one that is empty.
-
-    One ends at a period, a question or an exclamation mark that is followed by space and by no small letter, or at an
-    empty line.  The period of an initial, of letters with periods (U.S.) or of a title (Mr.) ends none.
-    """
-    begin = chunk = len(text) - len(text.lstrip())
-    end = max(begin, len(text.rstrip()))
-    for space in re.compile(r"\s+").finditer(text, begin, end):
-        before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
-        chunk = space.end()
-        ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower() and not NO_END.fullmatch(before)
-        if ends or space[0].count("\n") > 1:
-            yield begin, space.start()
-            begin = chunk
-    yield begin, end
+    sentences = tokenize_sentences(context) or [[]]
+    offsets = [(token.start, token.end) for token in chain.from_iterable(sentences)]
+    return [[token.text for token in sentence] for sentence in sentences], offsets
 
 
 QUESTIONS = Questions(defaults={"hidden_dim": 100, "dropout": 0.2, "batch_size": 32, "epochs": 20, "patience": 4})
