@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from elmokit.config import BiLMConfig, check_types, from_mapping, read_json, to_mapping
+from elmokit.config import BiLMConfig, check_types, from_mapping, read_json, read_recipe, read_setting, to_mapping
 
 
 def test_the_defaults_are_the_published_original():
@@ -192,3 +192,30 @@ def test_a_file_that_holds_no_json_object_is_an_error_that_names_it(tmp_path, co
 def test_a_missing_json_file_is_an_error_that_names_it(tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=r"none\.json"):
         read_json(tmp_path / "none.json")
+
+
+def test_a_setting_is_a_toml_value_null_or_text():
+    given = ["a=3", "b = 1e-3", "c=null", "d=runs/x", "e=true", 'f=["x", "y"]', "g=none", "h=a=b"]
+    expected = {"a": 3, "b": 1e-3, "c": None, "d": "runs/x", "e": True, "f": ["x", "y"], "g": "none", "h": "a=b"}
+    assert dict(map(read_setting, given)) == expected
+    with pytest.raises(ValueError, match="'a': write a setting as key=value"):
+        read_setting("a")
+
+
+def test_a_recipe_is_toml_or_json_and_errors_name_it(tmp_path):
+    for name, content in {
+        "a.toml": "seed = 3\n[model]\ncell_dim = 4\n",
+        "a.json": '{"seed": 3, "model": {"cell_dim": 4}}',
+    }.items():
+        (tmp_path / name).write_text(content)
+        assert read_recipe(tmp_path / name) == {"seed": 3, "model": {"cell_dim": 4}}
+    (tmp_path / "bad.toml").write_text("seed = ")
+    (tmp_path / "bad.json").write_text("{")
+    for name, message in {
+        "none.toml": "no such recipe",
+        "none.json": "no such recipe",
+        "bad.toml": "not a TOML file",
+        "bad.json": "not a JSON file",
+    }.items():
+        with pytest.raises(ValueError, match=f"{name}: {message}"):
+            read_recipe(tmp_path / name)

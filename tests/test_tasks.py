@@ -23,7 +23,7 @@ from elmokit.cli_tasks import task as task_group
 from elmokit.tasks import TASKS, TaskConfig, load_task, train, vectors
 from elmokit.tasks.compare import Comparison, Variant, compare, compare_shares, read_comparison, share_table, summarize
 from elmokit.tasks.inputs import Inputs, read_tokens
-from elmokit.tasks.settings import find_files, load_recipe, parse_overrides
+from elmokit.tasks.settings import find_files, load_recipe
 from elmokit.tasks.trainer import Snapshots
 from elmokit.tasks.vectors import FrozenLayers, load_static
 
@@ -734,14 +734,6 @@ def test_one_example_is_too_few_without_dev(small, tmp_path):
     path.write_text("a\tO\n", encoding="utf-8")
     with pytest.raises(ValueError, match="give dev"):
         train(small(train=str(path), dev=None, elmo_at="none"))
-
-
-def test_overrides_are_toml_null_or_text():
-    given = ["a=3", "b = 1e-3", "c=null", "d=runs/x", "e=true", 'f=["x", "y"]']
-    expected = {"a": 3, "b": 1e-3, "c": None, "d": "runs/x", "e": True, "f": ["x", "y"]}
-    assert parse_overrides(given) == expected
-    with pytest.raises(ValueError, match="key=value"):
-        parse_overrides(["a"])
 
 
 def test_files_of_a_folder_are_found_by_their_names(tmp_path):

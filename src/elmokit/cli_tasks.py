@@ -180,8 +180,9 @@ def _read_config(
     tune: bool,
     **given: str | None,
 ) -> TaskConfig:
+    from elmokit.config import read_setting
     from elmokit.tasks import TASKS
-    from elmokit.tasks.settings import find_files, load_recipe, parse_overrides
+    from elmokit.tasks.settings import find_files, load_recipe
 
     defaults = {name: task.defaults for name, task in TASKS.items()}
     values: dict[str, Any] = {}
@@ -192,7 +193,7 @@ def _read_config(
         if files:
             values[part] = files[0] if len(files) == 1 else files
     values |= {key: value for key, value in given.items() if value is not None}
-    values |= parse_overrides(overrides)
+    values |= dict(map(read_setting, overrides))
     if tune:
         values["tune"] = True
     return load_recipe(recipe, defaults, values)

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -160,9 +160,10 @@ def finetune(
     A run that was stopped goes on when the same command is given again.
     """
     from elmokit import hub
+    from elmokit.config import read_setting
     from elmokit.pretraining import finetune as train_on
 
-    settings = {"tokenized": tokenized, **dict(map(_read_setting, overrides))}
+    settings = {"tokenized": tokenized, **dict(map(read_setting, overrides))}
     if vocabulary is not None:
         settings["vocabulary"] = vocabulary
     with downloads() as progress:
@@ -171,19 +172,6 @@ def finetune(
         train = text[0] if len(text) == 1 else text
         result = train_on(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
     _print_training(result, as_json)
-
-
-def _read_setting(override: str) -> tuple[str, Any]:
-    """`key=value` with a TOML value, or plain text."""
-    import tomllib
-
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ValueError(f"{override!r}: write a setting as key=value, as in learning_rate=0.01")
-    try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), text.strip()
 
 
 def _print_training(result: PretrainResult, as_json: bool) -> None:

@@ -1,7 +1,8 @@
-"""The shape of a biLM, as a frozen dataclass.
+"""The shape of a biLM, as a frozen dataclass, and how settings of any kind are read.
 
-Enters: numbers from a user, a config.json of ours, or a TOML table.  Leaves: a `BiLMConfig` whose values fit together,
-or a ValueError that names the field and its value.  Foreign option files are read in `formats.py`.
+Enters: numbers from a user, a config.json of ours, a recipe, `key=value`.  Leaves: a `BiLMConfig` or another dataclass
+whose values fit together, or a ValueError that names the field and its value.  Foreign option files are read in
+`formats/`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -155,6 +157,29 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
+
+
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a TOML file, or in a .json file; errors name it."""
+    try:
+        if str(path).endswith(".json"):
+            return read_json(path)
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file ({error})") from None
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """`key=value`, the value as TOML, as `null`, which TOML lacks, or as plain text."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise ValueError(f"{text!r}: write a setting as key=value, as in batch_size=64")
+    try:
+        return key, None if value == "null" else tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
 
 
 def _from_json(value: Any, hint: Any) -> Any:

@@ -8,13 +8,12 @@ ValueError that names the file and the key.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from elmokit.config import BiLMConfig, check_types, from_mapping, read_json
+from elmokit.config import BiLMConfig, check_types, from_mapping, read_recipe, read_setting
 
 
 @dataclass(frozen=True)
@@ -130,32 +129,12 @@ class PretrainConfig:
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[PretrainConfig, BiLMConfig]:
     """Read a recipe; an override is `key=value`, or `model.key=value` for the biLM, the value as TOML or plain text."""
-    source = str(path)
-    try:
-        values = read_json(path) if source.endswith(".json") else tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not a TOML file ({error})") from None
+    source, values = str(path), read_recipe(path)
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise ValueError(
-                f"{path}: {override!r}: write an override as key=value, as in batch_size=64 or model.cell_dim=256"
-            )
+        key, value = read_setting(override)
         source += f" with {override}"
-        table, _, name = key.strip().rpartition(".")
+        table, _, name = key.rpartition(".")
         target = values if not table else values.setdefault(table, {})
-        target[name] = _parse(text.strip())
+        target[name] = value
     model = from_mapping(BiLMConfig, values.pop("model", {}), source=f"{source}: [model]")
     return from_mapping(PretrainConfig, values, source=source), model
-
-
-def _parse(text: str) -> Any:
-    """A TOML value; `null`, which TOML lacks, for a setting's absence; anything else is text."""
-    if text in ("null", "none", "None"):
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -7,13 +7,12 @@ type or values that do not fit together are a ValueError that names the source a
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from elmokit.config import check_types, from_mapping
+from elmokit.config import check_types, from_mapping, read_recipe
 
 Files = str | tuple[str, ...]
 ElmoAt = Literal["none", "input", "both"]
@@ -115,32 +114,13 @@ def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], override
     if recipe not in defaults:
         if not recipe.endswith(".toml"):
             raise ValueError(f"{recipe!r} is no task; there are {', '.join(sorted(defaults))}, or name a .toml file")
-        try:
-            values = tomllib.loads(Path(recipe).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ValueError(f"{recipe}: no such recipe") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{recipe}: not a TOML file ({error})") from None
+        values = read_recipe(recipe)
         if values.get("task") not in defaults:
             known = ", ".join(sorted(defaults))
             raise ValueError(f"{recipe}: task must be one of {known}, not {values.get('task')!r}")
     source = " with ".join([recipe, *(f"{key}={value}" for key, value in overrides.items())])
     values = {**defaults[values["task"]], **values, **overrides}
     return from_mapping(TaskConfig, values, source=source)
-
-
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """`key=value` each: a TOML value, `null`, which TOML lacks, or plain text."""
-    values: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
-            raise ValueError(f"{text!r}: write a setting as key=value, as in learning_rate=0.01")
-        try:
-            values[key] = None if value == "null" else tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key] = value
-    return values
 
 
 def find_files(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
