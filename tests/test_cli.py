@@ -970,6 +970,14 @@ def test_a_bar_moves_with_the_lines_that_are_done(monkeypatch):
     assert "10/10 bytes" in screen.text
 
 
+def test_a_bar_of_sentences_counts_no_bytes(monkeypatch):
+    screen = watch(monkeypatch)
+    with terminal.progress_bar("probing", None, in_bytes=False) as advance:
+        advance.to(3, 7)
+    assert "3/7" in screen.text
+    assert "bytes" not in screen.text
+
+
 def test_downloads_draw_a_bar_for_each_file_from_its_first_byte_on(monkeypatch):
     screen = watch(monkeypatch)
     with terminal.downloads() as progress:

@@ -65,7 +65,7 @@ def probe(
     if target is not None:
         target.mkdir(parents=True, exist_ok=True)
     elmo = load_model(model, device)
-    with progress_bar("probing", None) as advance:
+    with progress_bar("probing", None, in_bytes=False) as advance:
         report = run_probes(
             elmo,
             model or "the default model",

@@ -82,12 +82,12 @@ class Advance:
 
 
 @contextmanager
-def progress_bar(label: str, total: int | None) -> Iterator[Advance]:
-    """A progress bar on standard error, where that is a terminal."""
+def progress_bar(label: str, total: int | None, *, in_bytes: bool = True) -> Iterator[Advance]:
+    """A progress bar on standard error, where that is a terminal; it counts bytes or else pieces of work."""
     if not sys.stderr.isatty():
         yield Advance()
         return
-    with _rich_bar() as bar:
+    with _rich_bar(in_bytes) as bar:
         yield Advance(bar, bar.add_task(label, total=total))
 
 
@@ -103,7 +103,7 @@ def downloads() -> Iterator[Callable[[str, int, int | None], None] | None]:
 
         def progress(name: str, done: int, total: int | None) -> None:
             if not bars:
-                bars.append(stack.enter_context(_rich_bar()))
+                bars.append(stack.enter_context(_rich_bar(in_bytes=True)))
             if name not in tasks:
                 tasks[name] = Advance(bars[0], bars[0].add_task(name, total=total))
             tasks[name].to(done, total)
@@ -111,11 +111,12 @@ def downloads() -> Iterator[Callable[[str, int, int | None], None] | None]:
         yield progress
 
 
-def _rich_bar() -> Any:
+def _rich_bar(in_bytes: bool) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()]
+    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = [TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn()]
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
