@@ -460,6 +460,18 @@ def test_elmo_joins_as_the_paper_says(tiny_elmo, tmp_path):
     assert inputs.mix_l2().item() == pytest.approx(0.25 + 1 + 4)
 
 
+def test_dropout_leaves_out_the_same_features_of_all_words_of_a_sentence():
+    inputs = make_inputs(char_dim=0, word_dim=64).train()
+    kept = inputs([["rome", "oslo", "x"], ["rome", "oslo"]]).x != 0
+    assert torch.equal(kept[0, 0], kept[0, 1])
+    assert torch.equal(kept[0, 0], kept[0, 2])
+    assert torch.equal(kept[1, 0], kept[1, 1])
+    assert not torch.equal(kept[0, 0], kept[1, 0])
+    assert 16 < kept[0, 0].sum() < 48
+    plain, dropped = inputs.eval()([["rome"]]).x, inputs.train()([["rome"]]).x
+    torch.testing.assert_close(dropped[dropped != 0], 2 * plain[dropped != 0])
+
+
 def test_words_that_have_no_trained_vector_share_one():
     inputs = make_inputs(char_dim=0)
     x = inputs([["ROME", "rome", "other", "words"]]).x[0]
