@@ -8,7 +8,7 @@ import pytest
 
 from elmokit.config import from_mapping
 from elmokit.probes.mixes import TaskMixes, mix_table
-from elmokit.tasks.compare import read_comparisons, summary_table, to_markdown
+from elmokit.tasks.compare import read_comparisons, share_table, summary_table, to_markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -19,11 +19,21 @@ def values():
     return lambda name: json.loads((DOCS / "results" / name).read_text(encoding="utf-8"))
 
 
-def test_the_table_of_tasks_is_that_of_the_comparisons(values, tmp_path):
-    for name, values_of_one in values("summary.json").items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "compare.json").write_text(json.dumps(values_of_one))
-    comparisons = read_comparisons([tmp_path / name for name in values("summary.json")])
+@pytest.fixture
+def read(values, tmp_path):
+    """read(name): the comparisons in a file of values, by their names in it."""
+
+    def comparisons(name):
+        for key, one in values(name).items():
+            (tmp_path / key).mkdir()
+            (tmp_path / key / "compare.json").write_text(json.dumps(one))
+        return read_comparisons([tmp_path / key for key in values(name)])
+
+    return comparisons
+
+
+def test_the_table_of_tasks_is_that_of_the_comparisons(read):
+    comparisons = read("summary.json")
     assert len(comparisons) >= 6
     assert to_markdown(*summary_table(comparisons)) in PAGE
     for comparison in comparisons.values():
@@ -33,6 +43,12 @@ def test_the_table_of_tasks_is_that_of_the_comparisons(values, tmp_path):
 def test_the_table_of_mixes_is_that_of_the_trained_tasks(values):
     mixes = [from_mapping(TaskMixes, one, source=name) for name, one in values("mixes.json").items()]
     assert to_markdown(*mix_table(mixes)) in PAGE
+
+
+def test_the_table_of_shares_is_that_of_their_comparisons(read):
+    comparisons = {float(share): one for share, one in read("shares.json").items()}
+    assert len(comparisons) >= 3
+    assert to_markdown(*share_table(comparisons)) in PAGE
 
 
 def test_the_figures_of_questions_are_those_of_the_evaluation(values):
