@@ -18,6 +18,7 @@ from elmokit.tasks.coreference import (
     PronounPassage,
     PronounQuestion,
     marginal_loss,
+    read_sentences,
 )
 from elmokit.tasks.settings import load_recipe
 
@@ -533,6 +534,11 @@ def test_what_is_no_document_is_refused(given, message):
     if "pronoun" not in str(given):
         with pytest.raises(ValueError, match=message):
             COREFERENCE.from_text(given)
+
+
+def test_a_text_is_read_as_the_tokens_of_its_sentences():
+    assert read_sentences("") == []
+    assert read_sentences("Mr. Roe ran. So did I.") == [["Mr.", "Roe", "ran", "."], ["So", "did", "I", "."]]
 
 
 @pytest.mark.parametrize(("recipe", "task"), [("litbank-coref", "coreference"), ("gap", "pronouns")])

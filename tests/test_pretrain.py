@@ -1013,6 +1013,7 @@ def test_overrides_change_a_recipe(tmp_path):
         ("[model]\ncells = 4", None, "unknown key 'cells'"),
         ("[model]\ncell_dim = 0", None, "cell_dim must be at least 1"),
         ("batch_size = ", None, "not a TOML file"),
+        ("", "batch_size", "write a setting as key=value"),
         ("", "batch_size=0", "batch_size must be at least 1, not 0"),
         ("", "learning_rate=0", "learning_rate must be above 0"),
         ("", "dropout=1", "dropout must be 0 or more and less than 1"),

@@ -131,7 +131,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Pretra
     """Read a recipe; an override is `key=value`, or `model.key=value` for the biLM, the value as TOML or plain text."""
     source, values = str(path), read_recipe(path)
     for override in overrides:
-        key, value = read_setting(override)
+        try:
+            key, value = read_setting(override)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         source += f" with {override}"
         table, _, name = key.rpartition(".")
         target = values if not table else values.setdefault(table, {})

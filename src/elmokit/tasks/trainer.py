@@ -136,13 +136,14 @@ class _Run:
         self.examples = _draw(everything, config.share, config.seed)
         if config.phrases:
             self.examples = self.examples + _phrases(task, config, self.examples)
-            parts.append(_phrases(task, config, everything))
         fitted = task.fit(self.examples)
         words = _frequent_words(task, self.examples) if config.vectors == "trained" and config.word_dim else []
         torch.manual_seed(config.seed)
         self.trained = assemble(task, config, fitted, words, device, elmo_folder=None)
         frozen = self.trained.network.inputs.frozen
         if frozen is not None:
+            if config.phrases:
+                parts.append(_phrases(task, config, everything))
             for part in parts:  # as the files have them, so that another share or seed finds the same vectors
                 sentences = chain.from_iterable(map(task.sentences, part))
                 frozen.prepare(list(sentences), lambda done, of: self.report(Progress("vectors", done, of)))

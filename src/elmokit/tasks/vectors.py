@@ -199,12 +199,11 @@ class FrozenLayers:
     def tokens(self, sentences: Sequence[Sequence[str]]) -> torch.Tensor:
         """(L+1, N, dim), float16: the N tokens of all sentences, one sentence behind the other."""
         parts = [np.zeros((self.num_layers, 0, self.dim), dtype=np.float16)]
-        live = [tokens for tokens in sentences if tokens and tuple(tokens) not in self._places]
+        filled = [tokens for tokens in sentences if tokens]
+        stored = [self._places.get(tuple(tokens)) for tokens in filled]
+        live = [tokens for tokens, known in zip(filled, stored, strict=True) if known is None]
         computed = iter(self._embed(live) if live else [])  # rounded as those on disk are, so that both are the same
-        for tokens in sentences:
-            if tokens:
-                stored = self._places.get(tuple(tokens))
-                parts.append(next(computed) if stored is None else stored)
+        parts += [next(computed) if known is None else known for known in stored]
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
