@@ -26,7 +26,7 @@ unit: .venv/installed
 # the explorer page in a real browser; needs chromium (Debian: apt-get install chromium)
 browser: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m pytest tests/test_explorer.py
+	$(BIN)/python -m pytest tests/serve/test_explorer.py
 
 .venv-flair/installed: pyproject.toml constraints-flair.txt
 	$(PYTHON) -m venv .venv-flair
@@ -35,7 +35,7 @@ browser: .venv/installed
 
 # flair wants transformers < 5: an environment of its own
 flair: .venv-flair/installed
-	.venv-flair/bin/python -m pytest tests/test_flair.py
+	.venv-flair/bin/python -m pytest tests/integrations/test_flair.py
 
 # the documentation as a site, in site/; look at it with: .venv/bin/python -m http.server -d site
 site: .venv/installed

@@ -262,7 +262,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def embed(arguments: argparse.Namespace) -> None:
     from elmokit import ELMo
-    from elmokit.corpus.text import find_files, read_blocks, sentences
+    from elmokit.corpus.sources import find_files, read_blocks, sentences
 
     model = ELMo.from_pretrained(arguments.model)
     shape = (arguments.rows, 2 * model.config.projection_dim)

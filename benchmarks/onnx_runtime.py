@@ -19,7 +19,7 @@ import torch
 
 from elmokit import BiLM, ELMo, batch_to_ids
 from elmokit.bench import SIZES, describe_machine, read_sentences, take_turns
-from elmokit.export import export_onnx
+from elmokit.integrations.onnx import export_onnx
 
 
 def main() -> None:

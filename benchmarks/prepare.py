@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elmokit.characters import tokenize
 from elmokit.corpus import Corpus, Streams, build_vocabulary, prepare
+from elmokit.text import tokenize
 
 DATA = Path(os.environ.get("ELMOKIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

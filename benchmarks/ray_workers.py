@@ -26,10 +26,10 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from elmokit import ELMo
-from elmokit.characters import tokenize
-from elmokit.corpus.text import find_files, read_blocks, sentences
+from elmokit.corpus.sources import find_files, read_blocks, sentences
 from elmokit.integrations import ray as corpus
-from elmokit.output import VectorFile
+from elmokit.text import tokenize
+from elmokit.vector_files import VectorFile
 
 NUM_BLOCKS = 32  # few would let a worker stand idle while the other ends the last one
 

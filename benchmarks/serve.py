@@ -28,8 +28,8 @@ import click
 import torch
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
-from elmokit.characters import tokenize
-from elmokit.losses import OutputLayer
+from elmokit.network.losses import OutputLayer
+from elmokit.text import tokenize
 
 PROGRAM = "from elmokit.cli_serve import serve; serve()"
 

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elmokit.characters import BOW, EOW, PAD, words_to_ids
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, Streams
-from elmokit.evaluate import run_streams
-from elmokit.losses import chunked_softmax_loss, gather_rows, sampled_softmax_loss
+from elmokit.corpus.heldout import run_streams
+from elmokit.network.losses import chunked_softmax_loss, gather_rows, sampled_softmax_loss
 from elmokit.pretraining import PretrainConfig
 from elmokit.pretraining.batches import Batch, Loader, Spelling
 from elmokit.pretraining.learner import LanguageModel, Learner, Processes, Rates, TakeRows, embed_forms
+from elmokit.text import BOW, EOW, PAD, words_to_ids
 
 SIZES = {
     "tiny": BiLMConfig(

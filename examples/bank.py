@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elmokit import ELMo
-from elmokit.characters import tokenize
+from elmokit.text import tokenize
 
 WIDTH = 100
 NUM_BEST = 5

@@ -54,7 +54,7 @@ def character_ids(sentences: list[list[str]], max_characters: int) -> np.ndarray
 
 def export_and_open() -> onnxruntime.InferenceSession:
     from elmokit import ELMo
-    from elmokit.export import export_onnx
+    from elmokit.integrations.onnx import export_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         file = export_onnx(ELMo.from_pretrained(), Path(folder) / "model.onnx", layers="average", dtype="int8")

@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from elmokit import ELMo
 from elmokit.integrations.ray import cluster, embed_files
-from elmokit.output import VectorFile
+from elmokit.vector_files import VectorFile
 
 SENTENCES = {
     "loan": "The bank refused him a loan.",

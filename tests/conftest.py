@@ -1,5 +1,6 @@
 """What the tests share: where the published activations and the corpora lie, and tiny official models to load."""
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 import reference
 from elmokit import BiLM, BiLMConfig, ELMo
+
+if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels then run on the CPU
 
 # The tensors of the tests are tiny: a second thread costs more than it brings, and test runs share their machine.
 torch.set_num_threads(1)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import elmokit
 import reference
-from elmokit import ELMo, Vocabulary, characters
+from elmokit import ELMo, Vocabulary
 from elmokit.compat import Elmo, ElmoEmbedder, ElmoModel, Embedder, TFHubELMo, batch_to_ids
-from elmokit.hub import OFFICIAL
-from elmokit.losses import OutputLayer
+from elmokit.network.losses import OutputLayer
+from elmokit.storage.names import OFFICIAL
 
 SENTENCES = [["The", "bank", "lent", "money"], ["Hi"], ["naïve", "日本", "."]]
 WIDTH = 10  # 2P
@@ -64,7 +65,7 @@ def test_the_signatures_are_allennlp_s():
     assert list(inspect.signature(ElmoEmbedder).parameters)[:3] == ["options_file", "weight_file", "cuda_device"]
     assert inspect.signature(ElmoEmbedder).parameters["options_file"].default == OFFICIAL["original"].options
     assert inspect.signature(ElmoEmbedder).parameters["weight_file"].default == OFFICIAL["original"].weights
-    assert batch_to_ids is characters.batch_to_ids
+    assert batch_to_ids is elmokit.batch_to_ids
 
 
 def test_elmo_gives_each_mix_and_the_mask(made, paths):

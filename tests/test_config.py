@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from elmokit.config import BiLMConfig, check_types, from_mapping, read_json, read_recipe, read_setting, to_mapping
+from elmokit.config import BiLMConfig
+from elmokit.settings import check_types, from_mapping, read_json, read_recipe, read_setting, to_mapping
 
 
 def test_the_defaults_are_the_published_original():

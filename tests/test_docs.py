@@ -25,7 +25,7 @@ from click.testing import CliRunner
 import elmokit
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.cli import main
-from elmokit.losses import OutputLayer
+from elmokit.network.losses import OutputLayer
 from elmokit.tasks import TaskConfig, train
 
 # a host library's warnings are for its own users
@@ -115,7 +115,6 @@ def workshop(tmp_path_factory):
         (folder / f"{name}.txt").write_text(text * repeats)
     for name in ("big", "corpus/part"):
         (folder / f"{name}.txt.gz").write_bytes(gzip.compress((text * 40).encode()))
-    shutil.copytree(ROOT / "recipes", folder / "recipes")
     (folder / "wnut17").mkdir()
     for name in ("train", "dev", "test"):
         tagged = "Anna\tB-person\nlives\tO\nin\tO\nNew\tB-location\nYork\tI-location\n\nRain\tO\n\n"

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from elmokit import BiLM, BiLMConfig, ELMo
 from elmokit import index as index_module
-from elmokit.characters import tokenize
-from elmokit.cli_index import index as index_verb
-from elmokit.cli_index import neighbours as neighbours_verb
+from elmokit.cli.index import index as index_verb
+from elmokit.cli.index import neighbours as neighbours_verb
 from elmokit.index import Added, Neighbour, WordIndex
+from elmokit.text import tokenize
 
 pytest.importorskip("usearch", reason="the extra elmokit[index] is not installed")
 

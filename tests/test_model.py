@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import reference
-from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels, network
+from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels
 from elmokit import model as model_module
-from elmokit.characters import Lexicon
-from elmokit.corpus import Vocabulary
-from elmokit.losses import OutputLayer
-from elmokit.pipeline import Batch, WordCache, plan
+from elmokit.inference.batches import Batch, plan
+from elmokit.inference.word_cache import WordCache
+from elmokit.network import lstm
+from elmokit.network.losses import OutputLayer
+from elmokit.text import Lexicon, Vocabulary
 
 SENTENCES = [
     ["The", "bank", "lent", "money", "."],
@@ -116,7 +117,7 @@ def test_a_long_document_runs_in_blocks_of_bounded_size(monkeypatch):
             return engine.lstm(inputs, lengths, weights, *args, **kwargs)
 
     monkeypatch.setattr(kernels, "choose", lambda inputs: Spy())
-    monkeypatch.setitem(network.GATES_AT_ONCE, "cpu", 200_000)
+    monkeypatch.setitem(lstm.GATES_AT_ONCE, "cpu", 200_000)
     in_blocks = model.embed([document])[0]
     assert max(sizes) <= 200_000 < sum(sizes)
     np.testing.assert_allclose(in_blocks, whole, atol=1e-6)

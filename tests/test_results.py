@@ -6,8 +6,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from elmokit.config import from_mapping
 from elmokit.probes.mixes import TaskMixes, mix_table
+from elmokit.settings import from_mapping
 from elmokit.tasks.compare import read_comparisons, share_table, summary_table, to_markdown
 
 DOCS = Path(__file__).parent.parent / "docs"

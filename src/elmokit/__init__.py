@@ -14,14 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmokit.characters import batch_to_ids, tokenize
     from elmokit.config import BiLMConfig
-    from elmokit.corpus import Vocabulary
-    from elmokit.evaluate import Perplexity, TokenLogProbs
+    from elmokit.inference.scores import Perplexity, TokenLogProbs
     from elmokit.model import ELMo, ELMoOutput
     from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix
     from elmokit.pretraining import pretrain
     from elmokit.spans import embed_spans
+    from elmokit.text import Vocabulary, batch_to_ids, tokenize
 
 __version__ = "0.1.0"
 
@@ -32,14 +31,14 @@ _HOMES = {
     "BiLMState": "network",
     "ELMo": "model",
     "ELMoOutput": "model",
-    "Perplexity": "evaluate",
+    "Perplexity": "inference.scores",
     "ScalarMix": "network",
-    "TokenLogProbs": "evaluate",
-    "Vocabulary": "corpus",
-    "batch_to_ids": "characters",
+    "TokenLogProbs": "inference.scores",
+    "Vocabulary": "text",
+    "batch_to_ids": "text",
     "embed_spans": "spans",
     "pretrain": "pretraining",
-    "tokenize": "characters",
+    "tokenize": "text",
 }
 
 __all__ = [

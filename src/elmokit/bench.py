@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from elmokit import kernels
-from elmokit.characters import tokenize
 from elmokit.config import BiLMConfig
 from elmokit.kernels import eager
 from elmokit.model import ELMo
 from elmokit.network import BiLM
+from elmokit.text import tokenize
 
 SIZES = {
     "small": BiLMConfig(cell_dim=1024, projection_dim=128, num_highways=1),

@@ -23,11 +23,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import as_list, as_tokens, batch_to_ids
 from elmokit.files import replacing
-from elmokit.formats import writing_hdf5
-from elmokit.hub import OFFICIAL
 from elmokit.model import ELMo, StateRule
+from elmokit.storage import writing_hdf5
+from elmokit.storage.names import OFFICIAL
+from elmokit.text import as_list, as_tokens, batch_to_ids
 
 __all__ = [
     "Elmo",

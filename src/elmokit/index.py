@@ -32,12 +32,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.characters import as_list, as_tokens
-from elmokit.config import check_types, from_mapping, read_json, to_mapping
 from elmokit.files import replacing
+from elmokit.inference.vectors import unit
 from elmokit.model import ELMo, Sentence
-from elmokit.probes.neighbours import marked_word
-from elmokit.probes.vectors import unit
+from elmokit.settings import check_types, from_mapping, read_json, to_mapping
+from elmokit.text import as_list, as_tokens, marked_word
 
 try:
     import fcntl

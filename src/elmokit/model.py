@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,14 +22,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from elmokit import checkpoint, evaluate, formats, hub
-from elmokit.characters import BOS_TOKEN, EOS_TOKEN, Lexicon, as_list, as_tokens, tokenize, words_to_ids
-from elmokit.checkpoint import ModelFiles
-from elmokit.corpus import Vocabulary
-from elmokit.evaluate import Perplexity, Substitute, TokenLogProbs
-from elmokit.losses import OutputLayer
+from elmokit import storage as formats
+from elmokit.inference import scores as evaluate
+from elmokit.inference.batches import Batch, one_ahead, plan
+from elmokit.inference.scores import Perplexity, Substitute, TokenLogProbs
+from elmokit.inference.word_cache import WordCache
 from elmokit.network import BiLM, BiLMOutput, BiLMState, ScalarMix, to_device
-from elmokit.pipeline import Batch, WordCache, one_ahead, plan
+from elmokit.network.losses import OutputLayer
+from elmokit.storage import downloads
+from elmokit.storage import folder as checkpoint
+from elmokit.storage import names as hub
+from elmokit.storage.folder import ModelFiles
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, Lexicon, Vocabulary, as_list, as_tokens, marked_word, words_to_ids
 
 Sentence = str | Sequence[str]
 Layers = Literal["average", "top", "all"] | int
@@ -117,7 +120,7 @@ class ELMo(nn.Module):
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         quantize: Literal["int8"] | None = None,
-        progress: hub.Progress | None = None,
+        progress: downloads.Progress | None = None,
     ) -> ELMo:
         """The embedded model; or a folder, an official name ("small", "original", …), or a Hugging Face id.
 
@@ -157,7 +160,7 @@ class ELMo(nn.Module):
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         quantize: Literal["int8"] | None = None,
-        progress: hub.Progress | None = None,
+        progress: downloads.Progress | None = None,
     ) -> ELMo:
         """The official files as they were downloaded; each may be a URL.
 
@@ -165,9 +168,12 @@ class ELMo(nn.Module):
         `vocabulary` names the rows of `softmax` (which makes a language model) and of `embeddings` (a token-embedding
         file, which makes a word-level model).
         """
-        options_path, weights_path = hub.fetch(options, progress=progress), hub.fetch(weights, progress=progress)
+        options_path, weights_path = (
+            downloads.fetch(options, progress=progress),
+            downloads.fetch(weights, progress=progress),
+        )
         others = {
-            f"{name}_path": hub.fetch(given, progress=progress)
+            f"{name}_path": downloads.fetch(given, progress=progress)
             for name, given in {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}.items()
             if given is not None
         }
@@ -399,12 +405,8 @@ class ELMo(nn.Module):
     def substitutes(self, sentence: str, *, k: int = 10) -> list[Substitute]:
         """The k likeliest words in place of the one in brackets: `"He sat on the [bank] ."`."""
         output_layer, vocabulary = self._language_model()
-        marked = re.findall(r"\[([^\[\]]*)\]", sentence)
-        if len(marked) != 1:
-            raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
-        before, after = (tokenize(part) for part in sentence.split(f"[{marked[0]}]"))
-        tokens = [*before, marked[0].strip(), *after]
-        return evaluate.substitutes(self.bilm, output_layer, vocabulary, tokens, len(before), k)
+        tokens, position = marked_word(sentence, allow_blank=True)
+        return evaluate.substitutes(self.bilm, output_layer, vocabulary, tokens, position, k)
 
     def _language_model(self) -> tuple[OutputLayer, Vocabulary]:
         if self.output_layer is None or self.vocabulary is None:

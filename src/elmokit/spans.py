@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import as_list, as_tokens, tokenize_with_offsets
 from elmokit.model import ELMo, Layers, Sentence
 from elmokit.network import to_device
+from elmokit.text import as_list, as_tokens, tokenize_with_offsets
 
 Span = tuple[int, int]
 How = Literal["mean", "ends", "attention"]

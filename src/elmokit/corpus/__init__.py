@@ -9,10 +9,11 @@
 No file here needs torch: the processes that prepare text start fast.
 """
 
+from elmokit.corpus.counts import WordCounts, build_vocabulary, count_words
 from elmokit.corpus.prepared import Corpus, prepare
+from elmokit.corpus.sources import Paths, Progress
 from elmokit.corpus.streams import StreamPosition, Streams, TrainingBatch, evaluation_batches
-from elmokit.corpus.text import Paths, Progress
-from elmokit.corpus.vocabulary import Vocabulary, WordCounts, build_vocabulary, count_words
+from elmokit.text import Vocabulary
 
 __all__ = [
     "Corpus",

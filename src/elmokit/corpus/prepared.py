@@ -27,11 +27,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.characters import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, words_to_ids
-from elmokit.corpus.text import Block, Paths, Progress, Tokenized, find_files, read_blocks, report_replaced, sentences
-from elmokit.corpus.vocabulary import Vocabulary, by_frequency
-from elmokit.corpus.work import run_in_order
+from elmokit.corpus.counts import by_frequency
+from elmokit.corpus.sources import (
+    Block,
+    Paths,
+    Progress,
+    Tokenized,
+    find_files,
+    read_blocks,
+    report_replaced,
+    sentences,
+)
+from elmokit.corpus.workers import run_in_order
 from elmokit.files import replacing
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, words_to_ids
 
 FORMAT = "elmokit corpus 1"
 

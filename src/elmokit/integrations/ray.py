@@ -36,11 +36,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.characters import tokenize
-from elmokit.corpus.text import Paths, find_files
+from elmokit.corpus.sources import Paths, find_files
 from elmokit.files import replacing, sync_folder
 from elmokit.model import ELMo, Layers
-from elmokit.output import VectorFile, Written, nest_vectors, read_lines
+from elmokit.text import tokenize
+from elmokit.vector_files import VectorFile, Written, nest_vectors, read_lines
 
 try:
     import pyarrow

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from elmokit.characters import as_tokens, tokenize_with_offsets
-from elmokit.config import check_types, from_mapping, read_json, to_mapping
 from elmokit.files import replacing
 from elmokit.model import ELMo
+from elmokit.settings import check_types, from_mapping, read_json, to_mapping
+from elmokit.text import as_tokens, tokenize_with_offsets
 
 try:
     from sentence_transformers.base.modules import InputModule

@@ -23,7 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import (
+from elmokit.config import BiLMConfig
+from elmokit.model import ELMo
+from elmokit.network import BiLM, BiLMOutput, ScalarMix
+from elmokit.settings import from_mapping, to_mapping
+from elmokit.text import (
     EOW,
     MAX_CHARACTERS,
     NUM_CHARACTERS,
@@ -34,9 +38,6 @@ from elmokit.characters import (
     tokenize_with_offsets,
     words_to_ids,
 )
-from elmokit.config import BiLMConfig, from_mapping, to_mapping
-from elmokit.model import ELMo
-from elmokit.network import BiLM, BiLMOutput, ScalarMix
 
 try:
     from transformers import (

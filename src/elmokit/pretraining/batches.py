@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit.characters import PAD
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, StreamPosition, Streams, TrainingBatch
-from elmokit.evaluate import stream_layout
+from elmokit.corpus.heldout import stream_layout
+from elmokit.text import PAD
 
 GROUPS = (8, 12, 18)  # characters, marks included, of the longest word of each group but the last
 Ints = npt.NDArray[Any]

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from elmokit.checkpoint import ModelFiles
 from elmokit.config import BiLMConfig
-from elmokit.corpus import Corpus, Vocabulary, build_vocabulary, prepare
+from elmokit.corpus import Corpus, build_vocabulary, prepare
 from elmokit.pretraining.learner import LanguageModel
 from elmokit.pretraining.settings import PretrainConfig
+from elmokit.storage.folder import ModelFiles
+from elmokit.text import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elmokit.characters import NUM_CHARACTERS
 from elmokit.config import BiLMConfig
-from elmokit.evaluate import run_streams
-from elmokit.losses import (
+from elmokit.corpus.heldout import run_streams
+from elmokit.network import BiLM, BiLMState, CharacterEncoder
+from elmokit.network.losses import (
     LogUniformSampler,
     Negatives,
     OutputLayer,
@@ -42,9 +42,9 @@ from elmokit.losses import (
     gather_rows,
     sampled_softmax_loss,
 )
-from elmokit.network import BiLM, BiLMState, CharacterEncoder
 from elmokit.pretraining.batches import Batch, StepBatches
 from elmokit.pretraining.settings import PretrainConfig
+from elmokit.text import NUM_CHARACTERS
 
 logger = logging.getLogger(__name__)
 

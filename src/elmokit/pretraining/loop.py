@@ -32,19 +32,22 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from elmokit import checkpoint, kernels
-from elmokit.checkpoint import ModelFiles
-from elmokit.config import BiLMConfig, from_mapping, read_json, to_mapping
+from elmokit import kernels
+from elmokit.config import BiLMConfig
 from elmokit.corpus import StreamPosition, Streams
-from elmokit.evaluate import Perplexity, heldout_perplexity, unigram_perplexity
+from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.files import replacing
+from elmokit.inference.scores import Perplexity
 from elmokit.pretraining.batches import Loader, Spelling
 from elmokit.pretraining.data import fit_word_table, make_model, open_data
 from elmokit.pretraining.learner import Learner, Processes, Rates
 from elmokit.pretraining.metrics import METRICS_FILE, SPEED_FILE, Metrics, truncate
 from elmokit.pretraining.processes import StopSignals, join_processes
 from elmokit.pretraining.settings import PretrainConfig
-from elmokit.pretraining.snapshots import Snapshot, Snapshots
+from elmokit.settings import from_mapping, read_json, to_mapping
+from elmokit.storage import folder as checkpoint
+from elmokit.storage.folder import ModelFiles
+from elmokit.storage.snapshots import Snapshot, Snapshots
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elmokit.config import BiLMConfig, check_types, from_mapping, read_recipe, read_setting
+from elmokit.config import BiLMConfig
+from elmokit.settings import check_types, from_mapping, read_recipe, read_setting
 
 
 @dataclass(frozen=True)

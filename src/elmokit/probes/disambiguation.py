@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elmokit.datasets.readers import SenseIndex, SenseInstance, SenseSentence
+from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors, unit
-from elmokit.tasks.readers import SenseIndex, SenseInstance, SenseSentence
+from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors
 
 ALL = "all"
 QUOTES = {"``": '"', "''": '"'}  # of the Penn Treebank; running text, which models are trained on, has "

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.config import from_mapping, read_json, to_mapping
 from elmokit.files import replacing
+from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.tasks.compare import VALUES_FILE, by_name, picture, read_comparison, to_markdown
 from elmokit.tasks.trainer import RESULT_FILE, TaskResult
 

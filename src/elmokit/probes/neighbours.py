@@ -7,16 +7,16 @@ or the nearest words in context, by cosine; the search is exact.
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from elmokit.characters import tokenize
+from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Array, Progress, sentence_vectors, unit
+from elmokit.probes.vectors import Array, Progress, sentence_vectors
+from elmokit.text import marked_word
 
 WORDS_AT_ONCE = 4096
 
@@ -107,15 +107,6 @@ def nearest_in_context(
         [ContextNeighbour(list(corpus[-number]), place, cosine) for cosine, number, place in sorted(heap, reverse=True)]
         for heap in best
     ]
-
-
-def marked_word(sentence: str) -> tuple[list[str], int]:
-    """'He sat on the [bank] .' -> its tokens without the brackets, and the place of the word that stood in them."""
-    marked = re.findall(r"\[([^\[\]]*)\]", sentence)
-    if len(marked) != 1 or not marked[0].strip():
-        raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
-    before, after = (tokenize(part) for part in sentence.split(f"[{marked[0]}]"))
-    return [*before, marked[0].strip(), *after], len(before)
 
 
 @torch.no_grad()

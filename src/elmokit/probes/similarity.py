@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.characters import tokenize
+from elmokit.datasets.readers import WordPair
+from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.senses import SenseTriple
-from elmokit.probes.vectors import Floats, Place, Progress, gather, layer_names, unit
-from elmokit.tasks.readers import WordPair
+from elmokit.probes.vectors import Floats, Place, Progress, gather, layer_names
+from elmokit.text import tokenize
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,10 @@ from typing import Any
 import torch
 
 from elmokit.corpus import prepare
-from elmokit.evaluate import Perplexity, heldout_perplexity
+from elmokit.corpus.heldout import heldout_perplexity
+from elmokit.datasets.readers import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 from elmokit.files import replacing
+from elmokit.inference.scores import Perplexity
 from elmokit.model import ELMo
 from elmokit.probes.disambiguation import as_phrases, disambiguate
 from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
@@ -36,7 +38,6 @@ from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import Progress, layer_names
-from elmokit.tasks.readers import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 
 PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")

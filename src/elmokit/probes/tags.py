@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elmokit.datasets.readers import TaggedSentence
 from elmokit.model import ELMo
 from elmokit.probes.vectors import Progress, layer_names, sentence_vectors
-from elmokit.tasks.readers import TaggedSentence
 
 MIX = "mix"
 EPOCHS = 8

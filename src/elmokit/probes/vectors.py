@@ -83,8 +83,3 @@ def gather(
     for number, vectors in place_vectors(model, sentences, places, progress=progress):
         result[number] = vectors
     return result
-
-
-def unit(vectors: Floats) -> Floats:
-    """The vectors at length one, so that products are cosines; a vector of zeros stays one."""
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))

@@ -24,10 +24,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from elmokit import __version__
-from elmokit.characters import BOS_TOKEN, EOS_TOKEN, tokenize, tokenize_with_offsets
 from elmokit.index import WordIndex
 from elmokit.model import ELMo
-from elmokit.probes.neighbours import marked_word
 from elmokit.serve import wire
 from elmokit.serve.batching import OverloadedError
 from elmokit.serve.engine import (
@@ -47,6 +45,7 @@ from elmokit.serve.observe import Metrics
 from elmokit.serve.reference import reference_page
 from elmokit.serve.settings import Settings
 from elmokit.serve.wire import RefusalError
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, marked_word, tokenize, tokenize_with_offsets
 
 PAGE = Path(__file__).parent / "page"
 PAGE_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
@@ -450,12 +449,7 @@ def _blank(body: wire.SubstitutesRequest) -> tuple[list[str], int]:
         return body.inputs, body.position
     if body.position is not None:
         raise ValueError("position belongs to a list of tokens; in a text mark the word: He sat on the [bank] .")
-    before, opening, rest = body.inputs.partition("[")
-    word, closing, after = rest.partition("]")
-    if not opening or not closing or "[" in rest or "]" in before + after:
-        raise ValueError("mark one word with brackets, as in: He sat on the [bank] .")
-    left = tokenize(before)
-    return [*left, word.strip(), *tokenize(after)], len(left)
+    return marked_word(body.inputs, allow_blank=True)
 
 
 # ---- the server itself -----------------------------------------------------------------------------------------------

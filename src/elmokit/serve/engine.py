@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit import evaluate
-from elmokit.evaluate import Substitute, TokenLogProbs
 from elmokit.index import Neighbour, WordIndex
+from elmokit.inference import scores as evaluate
+from elmokit.inference.scores import Substitute, TokenLogProbs
 from elmokit.model import TOKENS_AT_ONCE, ELMo
 from elmokit.serve.batching import Batcher, BatchReport, Run
 from elmokit.serve.settings import Settings

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from elmokit.config import from_mapping, read_json, to_mapping
 from elmokit.files import replacing
+from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.tasks.settings import ElmoAt, TaskConfig
 from elmokit.tasks.trainer import Progress, TaskResult, train
 

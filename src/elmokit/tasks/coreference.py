@@ -25,12 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import as_tokens, tokenize_sentences
+from elmokit.datasets import readers
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out, read_tokens
 from elmokit.tasks.layers import NEVER, BiLSTM, masked_softmax
 from elmokit.tasks.settings import TaskConfig
+from elmokit.text import as_tokens, tokenize_sentences
 
 MAX_WIDTH = 12  # tokens of a span: 98.7 % of LitBank's mentions
 SPAN_DIM = 150

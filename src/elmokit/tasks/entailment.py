@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import tokenize
+from elmokit.datasets import readers
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Inputs, read_tokens
 from elmokit.tasks.layers import BiLSTM, LockedDropout, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.settings import TaskConfig
+from elmokit.text import tokenize
 
 SICK_COLUMN = "entailment_judgment"
 EXPECTED = 'a premise and a hypothesis as {"premise": …, "hypothesis": …}, or as text with a tab between them'

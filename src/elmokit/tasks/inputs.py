@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import NUM_CHARACTERS, PAD, as_tokens, words_to_ids
 from elmokit.model import ELMo
 from elmokit.network import ScalarMix, to_device
 from elmokit.tasks.layers import LockedDropout
 from elmokit.tasks.vectors import FrozenLayers, StaticVectors
+from elmokit.text import NUM_CHARACTERS, PAD, as_tokens, words_to_ids
 
 CHARACTER_DIM = 25
 CHARACTER_WINDOW = 3

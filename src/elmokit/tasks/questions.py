@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.characters import tokenize, tokenize_sentences
+from elmokit.datasets import readers
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out
 from elmokit.tasks.layers import NEVER, BiLSTM, LockedDropout, masked_softmax
 from elmokit.tasks.settings import TaskConfig
+from elmokit.text import tokenize, tokenize_sentences
 
 WINDOW_TOKENS, WINDOW_STEP = 400, 200  # a step of half a window: any answer up to 200 tokens is whole in one of them
 ANSWER_TOKENS = 30  # the longest answer that is predicted

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elmokit.datasets import readers
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
 from elmokit.tasks.settings import TaskConfig

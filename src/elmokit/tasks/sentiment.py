@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elmokit.datasets import readers
+from elmokit.datasets.readers import LabelledText
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Inputs, read_tokens
 from elmokit.tasks.layers import AttentionPool, BiLSTM, masked_max, masked_mean, masked_softmax
-from elmokit.tasks.readers import LabelledText
 from elmokit.tasks.settings import TaskConfig
 
 MAXOUT_PIECES = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from elmokit.config import check_types, from_mapping, read_recipe
+from elmokit.settings import check_types, from_mapping, read_recipe, recipe_names
 
 Files = str | tuple[str, ...]
 ElmoAt = Literal["none", "input", "both"]
@@ -112,9 +112,12 @@ def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], override
     """
     values: dict[str, Any] = {"task": recipe}
     if recipe not in defaults:
-        if not recipe.endswith(".toml"):
-            raise ValueError(f"{recipe!r} is no task; there are {', '.join(sorted(defaults))}, or name a .toml file")
-        values = read_recipe(recipe)
+        if not recipe.endswith(".toml") and recipe not in recipe_names("tasks"):
+            raise ValueError(
+                f"{recipe!r} is no task and no recipe; tasks: {', '.join(sorted(defaults))}; "
+                f"recipes: {', '.join(recipe_names('tasks'))}; or name a .toml file"
+            )
+        values = read_recipe(recipe, "tasks")
         if values.get("task") not in defaults:
             known = ", ".join(sorted(defaults))
             raise ValueError(f"{recipe}: task must be one of {known}, not {values.get('task')!r}")

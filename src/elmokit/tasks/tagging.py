@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elmokit.datasets import readers
+from elmokit.datasets.readers import TaggedSentence
 from elmokit.network import to_device
-from elmokit.tasks import metrics, readers
+from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
-from elmokit.tasks.readers import TaggedSentence
 from elmokit.tasks.settings import TaskConfig
 
 NO_TAG = -100  # the target of padding, and of a tag that training did not have

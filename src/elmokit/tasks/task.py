@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from elmokit import hub
-from elmokit.characters import as_list
-from elmokit.config import from_mapping, read_json, to_mapping
 from elmokit.files import replacing_together
 from elmokit.model import ELMo
+from elmokit.settings import from_mapping, read_json, to_mapping
+from elmokit.storage.downloads import cache_dir
 from elmokit.tasks.inputs import Inputs
 from elmokit.tasks.settings import Files, TaskConfig
 from elmokit.tasks.vectors import FrozenLayers, load_static
+from elmokit.text import as_list
 
 FORMAT = "elmokit task 1"
 CONFIG_FILE, WEIGHTS_FILE, BILM_FOLDER = "config.json", "model.safetensors", "bilm"
@@ -255,7 +255,7 @@ def assemble(
 
 
 def _cache_folder(config: TaskConfig) -> Path:
-    return Path(config.cache) if config.cache is not None else hub.cache_dir() / "vectors"
+    return Path(config.cache) if config.cache is not None else cache_dir() / "vectors"
 
 
 def read_files(task: Task[E, Any], files: Files) -> list[E]:

@@ -33,9 +33,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from elmokit.config import from_mapping, read_json, to_mapping
 from elmokit.files import replacing
-from elmokit.pretraining.snapshots import Snapshot, Snapshots
+from elmokit.settings import from_mapping, read_json, to_mapping
+from elmokit.storage.snapshots import Snapshot, Snapshots
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.task import (
     BILM_FOLDER,

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.config import read_json
 from elmokit.files import replacing, sync_folder
 from elmokit.model import ELMo
+from elmokit.settings import read_json
 
 try:
     import fcntl

@@ -1,0 +1,5 @@
+"""`python -m elmokit`: the command line."""
+
+from elmokit.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""The verbs of the command line."""
+
+from elmokit.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,106 @@
+"""The verb of the command line that asks what the layers of a model know: probe, and probe mixes.
+
+Enters and leaves: as in `cli`, which gathers all verbs.  What the verb needs is imported inside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from elmokit.cli.terminal import json_option, load_model, model_options, print_table, progress_bar
+
+
+@click.group(invoke_without_command=True)
+@model_options
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder with pos/, wsd/ and similarity/, or some of them."
+)
+@click.option("--heldout", multiple=True, type=click.Path(path_type=Path), help="Text whose perplexity is measured.")
+@click.option("--only", metavar="NAMES", help="Some probes, as in pos,wsd; by default all that have their data.")
+@click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for probe.json, probe.md and probe.svg.")
+@click.option(
+    "--beside", multiple=True, type=click.Path(path_type=Path), help="probe.json of another model to compare."
+)
+@json_option
+@click.pass_context
+def probe(
+    context: click.Context,
+    model: str | None,
+    device: str | None,
+    data: Path | None,
+    heldout: tuple[Path, ...],
+    only: str | None,
+    target: Path | None,
+    beside: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Measure what each layer of a model knows.
+
+    Probes: senses and words (they need no data), wic, scws, pos, wsd, contexts (from --data) and perplexity (of
+    --heldout).  With --out, a run that was stopped goes on when the same command is given again.
+    """
+    if context.invoked_subcommand is not None:
+        if any(context.params.values()):
+            raise click.UsageError(f"options of {context.invoked_subcommand} stand behind its name")
+        return
+    from importlib.util import find_spec
+
+    from elmokit.files import replacing
+    from elmokit.probes import PROBES, find_probes, read_report, run_probes
+    from elmokit.probes.report import comparison, layer_figures, markdown, plot, tables
+
+    files = find_probes(data, heldout)
+    if only is not None:
+        wanted = [name.strip() for name in only.split(",")]
+        if unknown := [name for name in wanted if name not in PROBES]:
+            raise ValueError(f"--only {unknown[0]!r}: the probes are {', '.join(PROBES)}")
+        if missing := [name for name in wanted if name not in files]:
+            raise ValueError(f"--only {missing[0]}: its data is not there; give --data, or --heldout for perplexity")
+        files = {name: files[name] for name in files if name in wanted}
+    others = [read_report(path) for path in beside]
+    if target is not None:
+        target.mkdir(parents=True, exist_ok=True)
+    elmo = load_model(model, device)
+    with progress_bar("probing", None, in_bytes=False) as advance:
+        report = run_probes(
+            elmo,
+            model or "the default model",
+            files,
+            keep=None if target is None else target / "probe.json",
+            progress=advance.to,
+            on_probe=lambda name, state: click.echo(f"{name}: {state}", err=True),
+        )
+    if target is not None:
+        with replacing(target / "probe.md") as temporary:
+            temporary.write_text(markdown(report), encoding="utf-8")
+        if find_spec("matplotlib") is None:
+            click.echo('no plot without matplotlib: pip install "elmokit[plot]"', err=True)
+        elif layer_figures(report):
+            plot(report, target / "probe.svg")
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report)))
+        return
+    for table in [*tables(report), *([comparison([report, *others])] if others else [])]:
+        click.echo(f"\n{table.title}")
+        print_table(False, {}, table.columns, table.rows)
+
+
+@probe.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for mixes.md, mixes.json and mixes.svg.")
+@json_option
+def mixes(folders: tuple[str, ...], target: Path | None, as_json: bool) -> None:
+    """Which layers the tasks took: the learned weights of their mixes, as a table and a heat map.
+
+    Each FOLDER is the --out of an `elmokit task compare` (its seeds are averaged) or `elmokit task train`.
+    """
+    from elmokit.probes.mixes import mix_table, read_mixes, write_mixes
+
+    found = read_mixes(folders)
+    if target is not None:
+        write_mixes(found, target)
+    print_table(as_json, {one.name: dataclasses.asdict(one) for one in found}, *mix_table(found))

@@ -1,0 +1,64 @@
+"""Text files become word counts, and counts become a vocabulary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
+
+from elmokit.corpus.sources import Paths, Progress, Tokenized, find_files, read_blocks, report_replaced, sentences
+from elmokit.corpus.workers import run_in_order
+from elmokit.text.vocabulary import SPECIALS, Vocabulary
+
+
+class WordCounts(Counter[str]):
+    """How often each word occurs, and how many lines held bytes that are not UTF-8 and were replaced."""
+
+    num_replaced_lines = 0
+
+
+def count_words(
+    paths: Paths, *, tokenized: Tokenized = False, progress: Progress | None = None, workers: int | None = None
+) -> WordCounts:
+    """Count the words of text files, on all cores; memory grows with the number of distinct words alone."""
+    jobs = ((block.content, tokenized) for block in read_blocks(find_files(paths), progress))
+    counts = WordCounts()
+    for part, num_replaced in run_in_order(_count_block, jobs, workers):
+        counts.update(part)
+        counts.num_replaced_lines += num_replaced
+    report_replaced(counts.num_replaced_lines)
+    return counts
+
+
+def _count_block(content: bytes, tokenized: Tokenized) -> tuple[dict[str, int], int]:
+    lines, num_replaced = sentences(content, tokenized=tokenized)
+    return dict(Counter(chain.from_iterable(lines))), num_replaced
+
+
+def build_vocabulary(
+    paths: Paths,
+    *,
+    size: int | None = None,
+    min_count: int = 1,
+    tokenized: Tokenized = False,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Vocabulary:
+    """Make the vocabulary of text files: <S>, </S>, <UNK>, then words by falling frequency, equal ones by spelling.
+
+    `size` counts the three specials. Words that occur less than `min_count` times are left out.
+    """
+    if size is not None and size <= len(SPECIALS):
+        raise ValueError(f"size is {size}: a vocabulary holds {', '.join(SPECIALS)} and at least one word")
+    counts = count_words(paths, tokenized=tokenized, progress=progress, workers=workers)
+    if not counts:
+        raise ValueError(f"there is no word in {paths}")
+    words = [word for word in by_frequency(counts) if counts[word] >= min_count and word not in SPECIALS]
+    if not words:
+        raise ValueError(f"min_count is {min_count}: no word of {paths} occurs so often")
+    return Vocabulary([*SPECIALS, *words][:size])
+
+
+def by_frequency(counts: Mapping[str, int]) -> list[str]:
+    """The words of `counts`, the most frequent first, equally frequent ones in the order of their spelling."""
+    return sorted(counts, key=lambda word: (-counts[word], word))

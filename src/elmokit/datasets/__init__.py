@@ -1,0 +1,1 @@
+"""Readers of the standard formats, for tasks and probes alike."""

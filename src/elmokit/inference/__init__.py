@@ -1,0 +1,1 @@
+"""Sentences run through a biLM: batches, the cache of word vectors, scores."""

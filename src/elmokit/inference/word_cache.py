@@ -1,0 +1,96 @@
+"""A bounded memory of context-free word vectors, so that running text pays for each word once.
+
+Enters: words and a function that embeds them.  Leaves: their vectors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from elmokit.network import to_device
+
+
+class WordCache:
+    """Word -> its context-free vector, kept across calls; words that were not used lately make room for new ones."""
+
+    def __init__(self, embed: Callable[[Sequence[str]], Tensor], capacity: int) -> None:
+        self.embed, self.capacity = embed, capacity
+        self._lock = threading.Lock()
+        self._empty()
+
+    def forget(self) -> None:
+        """Drop every word."""
+        with self._lock:
+            self._empty()
+
+    def _empty(self) -> None:
+        self._key: object = None
+        self._slots = _Slots()
+        self._table: Tensor | None = None  # (slots, P)
+        self._used = np.zeros(0, dtype=np.int64)  # the call that last read each slot
+        self._call = 0
+
+    def lookup(self, words: Sequence[str], place: Callable[[npt.NDArray[np.int64]], Any], key: object) -> Tensor:
+        """The vectors of the words at `place(slots)`, an array of slots; `key` changes with what makes the vectors.
+
+        A call may hold more words than the cache has room for; what is too many is forgotten after it.
+        """
+        with self._lock:
+            if key != self._key:
+                self._empty()
+                self._key = key
+            self._call += 1
+            begin = len(self._slots)
+            slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
+            if len(self._slots) > begin:
+                try:
+                    self._fill(begin)
+                except BaseException:
+                    self._empty()  # the new words have no vectors
+                    raise
+            assert self._table is not None
+            self._used[slots] = self._call
+            index = torch.from_numpy(place(slots))
+            vectors = self._table[to_device(index, self._table.device)]
+            if len(self._slots) > self.capacity:
+                self._make_room()
+            return vectors
+
+    def _fill(self, begin: int) -> None:
+        """Make the vectors of the words from slot `begin` on."""
+        vectors = self.embed(list(islice(self._slots, begin, None)))
+        end = begin + len(vectors)
+        if self._table is None or end > len(self._table):
+            grown = vectors.new_empty(2 * end, vectors.shape[1])
+            if self._table is not None:
+                grown[:begin] = self._table[:begin]
+            self._table = grown
+            self._used = np.concatenate([self._used, np.zeros(len(grown) - len(self._used), dtype=np.int64)])
+        self._table[begin:end] = vectors
+
+    def _make_room(self) -> None:
+        """Keep the half that was used last; slots are numbered anew."""
+        assert self._table is not None
+        newest = np.argsort(-self._used[: len(self._slots)], kind="stable")[: self.capacity // 2]
+        words = list(self._slots)
+        self._slots = _Slots()
+        for slot in newest:
+            self._slots[words[slot]]
+        self._table = self._table[torch.from_numpy(newest).to(self._table.device)]
+        self._used = self._used[newest]
+
+
+class _Slots(dict[str, int]):
+    """Words in the order of their slots; a word that is not there gets the next slot when it is asked for."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = slot = len(self)
+        return slot

@@ -1,0 +1,29 @@
+"""The network, in the order that data flows.
+
+encoder.py   words -> context-free vectors
+lstm.py      one layer of the biLM, both directions
+bilm.py      sentences -> every layer's vectors, with state
+mix.py       layers -> one vector per token
+output.py    top layer -> scores of words
+losses.py    scores -> the objective of training
+int8.py      layers for inference with int8 weights
+devices.py   which device, and how tensors get there
+"""
+
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, distinct_rows
+from elmokit.network.devices import to_device
+from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
+from elmokit.network.lstm import ProjectedLSTM
+from elmokit.network.mix import ScalarMix
+
+__all__ = [
+    "BiLM",
+    "BiLMOutput",
+    "BiLMState",
+    "CharacterEncoder",
+    "LexiconEncoder",
+    "ProjectedLSTM",
+    "ScalarMix",
+    "distinct_rows",
+    "to_device",
+]

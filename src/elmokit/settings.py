@@ -1,0 +1,148 @@
+"""How settings of any kind are read: JSON, TOML recipes, `key=value`.
+
+Enters: files and strings.  Leaves: a frozen dataclass whose values fit its annotations, or a ValueError that names the
+source, the field and its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def check_types(config: Any) -> None:
+    """Every field of the dataclass `config` holds its annotated type, or ValueError."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not _fits(value, hints[field.name]):
+            raise ValueError(f"{field.name} must be {_spell(hints[field.name])}, not {value!r}")
+
+
+def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
+    """Build the dataclass `kind` from JSON or TOML values; an unknown key is an error that names `source`."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source}: expected a table of settings, found {type(values).__name__}")
+    hints = get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ValueError(f"{source}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(hints))}")
+    try:
+        return kind(**{key: _from_json(value, hints[key]) for key, value in values.items()})
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    except TypeError as error:  # a field without default is missing
+        raise ValueError(f"{source}: {error}") from None
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The dataclass as plain JSON values."""
+    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return result
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in `path`; errors name the file."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def recipe_names(kind: Literal["pretraining", "tasks"]) -> list[str]:
+    """Names of the recipes in the package."""
+    return sorted(path.stem for path in _recipe_folder(kind).glob("*.toml"))
+
+
+def _recipe_folder(kind: Literal["pretraining", "tasks"]) -> Path:
+    folder = Path(str(resources.files("elmokit") / "recipes"))
+    return folder / "tasks" if kind == "tasks" else folder
+
+
+def read_recipe(name: str | os.PathLike[str], kind: Literal["pretraining", "tasks"] = "pretraining") -> dict[str, Any]:
+    """Read the settings of a recipe.
+
+    Args:
+        name: A TOML file, a .json file that a run wrote, or the name of a recipe in the package, such as "tiny".
+        kind: Which recipes of the package the name may mean.
+
+    Raises:
+        ValueError: If there is no such recipe, or the file cannot be read. The message names it.
+    """
+    path = Path(name)
+    if str(name) in recipe_names(kind) and not path.is_file():
+        path = _recipe_folder(kind) / f"{name}.toml"
+    try:
+        if path.suffix == ".json":
+            return read_json(path)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(recipe_names(kind))
+        raise ValueError(f"{name}: no such recipe; name a TOML file, or one of {known}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: not a TOML file ({error})") from None
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """`key=value`, the value as TOML, as `null`, which TOML lacks, or as plain text."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise ValueError(f"{text!r}: write a setting as key=value, as in batch_size=64")
+    try:
+        return key, None if value == "null" else tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _from_json(value: Any, hint: Any) -> Any:
+    """JSON has lists and whole-number floats where dataclasses have tuples and floats."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is tuple and isinstance(value, list):
+            item = get_args(option)[0]
+            return tuple(_from_json(element, item) for element in value)
+        if option is float and type(value) is int:
+            return float(value)
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_fits(element, arguments[0]) for element in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if hint is float:
+        return type(value) in (int, float)
+    if hint is int:
+        return type(value) is int  # True is no number here
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_spell(option) for option in get_args(hint))
+    if hint is type(None):
+        return "null"
+    return hint.__name__ if isinstance(hint, type) and not typing.get_origin(hint) else str(hint)

@@ -1,0 +1,41 @@
+"""A sentence in which one word is marked with brackets: "He sat on the [bank] ."
+
+Enters: the sentence as a string.  Leaves: its tokens without the brackets, and the position of the marked word.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from elmokit.text.tokens import tokenize
+
+
+class MarkedWord(NamedTuple):
+    """A word in its sentence: `tokens[position]`."""
+
+    tokens: list[str]
+    position: int
+
+
+def marked_word(sentence: str, *, allow_blank: bool = False) -> MarkedWord:
+    """Find the word in brackets.
+
+    Args:
+        sentence: A text with one pair of brackets around one word. The text is tokenized; the word is one token.
+        allow_blank: Also accept brackets around nothing, for a word that is to be found.
+
+    Raises:
+        ValueError: If there is not exactly one pair of brackets, or nothing is in it.
+
+    >>> marked_word("He sat on the [bank].")
+    MarkedWord(tokens=['He', 'sat', 'on', 'the', 'bank', '.'], position=4)
+    """
+    if not isinstance(sentence, str):
+        raise ValueError(f"expected a sentence such as 'He sat on the [bank] .', not {sentence!r}")
+    before, opening, rest = sentence.partition("[")
+    word, closing, after = rest.partition("]")
+    found_one = opening and closing and not any(bracket in before + word + after for bracket in "[]")
+    if not found_one or not (allow_blank or word.strip()):
+        raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
+    left = tokenize(before)
+    return MarkedWord([*left, word.strip(), *tokenize(after)], len(left))

@@ -1,0 +1,201 @@
+"""Strings become tokens, by the Penn Treebank rules that ELMo's training text follows.
+
+Enters: a string.  Leaves: its tokens, with their offsets where asked for, or the tokens of each of its sentences.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import unicodedata
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    pass
+
+
+class Token(NamedTuple):
+    """A token and its place in the text: `text == source[start:end]`, in characters."""
+
+    text: str
+    start: int
+    end: int
+
+
+def _is_word_character(character: str) -> bool:
+    # NLTK compiles its rules with the `regex` package, to which a joiner, a combining mark or a circled letter is part
+    # of a word and a superscript is not; Python's own \w has it the other way round.
+    category = unicodedata.category(character)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or _OTHER_WORD_CHARACTER.match(character) is not None
+
+
+_OTHER_WORD_CHARACTER: Final = re.compile(
+    r"[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]"
+)
+
+
+def _part_opening_apostrophe(match: re.Match[str]) -> str:
+    """Part an apostrophe from the word that it opens; that of a clitic ('s, 'll) opens none."""
+    text, place, after = match.string, match.start(), match[1]
+    inside_word = place > 0 and _is_word_character(text[place - 1])
+    return "' " if _is_word_character(after) and not inside_word else "'"
+
+
+# The Treebank rules, in the order and with the effects of NLTK's NLTKWordTokenizer (rules of its that commute are one
+# pass here). Each rule only puts spaces between characters, but for one: an opening double quote is written ``, so
+# that the rule of the final period does not take it for a closing one. `_split` undoes that.
+_PAD = r" \g<0> "
+_SPACE = r"[^\S\x1c-\x1f]"  # to `regex`, the ASCII separators are no space
+_CLOSERS = "])}>\"'»”’"
+_TREEBANK: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    # quotes that open
+    (r"[«“‘„]|``?", _PAD),
+    (r'\A"', " `` "),
+    (r"""([ (\[{<])(?:"|'')""", r"\1 `` "),
+    (r"(?i)'(?=(?:re|ve|ll|[mtsdn])?+(.))", _part_opening_apostrophe),
+    # punctuation: the final period, commas and colons outside numbers, ellipses, signs, dashes
+    (rf"([^.])\.([{re.escape(_CLOSERS)} ]*+){_SPACE}*$", r"\1 . \2 "),
+    (r"([:,])(\D|$)", r" \1 \2"),
+    (r"\.{2,}|[;@#$%&?!\u2012-\u2015]", _PAD),
+    (r"([^'])' ", r"\1 ' "),
+    (r"[][(){}<>*]|--", _PAD),
+    # the rules that follow want a space at both ends of the text
+    (r"\A|\Z", " "),
+    # quotes that close, and clitics
+    (r"""[»”’"]|''""", _PAD),
+    (rf"{_SPACE}+", " "),
+    (r"([^' ])('[sSmMdD]?) ", r"\1 \2 "),
+    (r"([^' ])('ll|'LL|'re|'RE|'ve|'VE|n't|N'T) ", r"\1 \2 "),
+    # words written together
+    (
+        r"(?i)\b(can(?=not)|d(?='ye)|gim(?=me)|gon(?=na)|got(?=ta)|lem(?=me)|more(?='n)|wan(?=na\s))"
+        r"(not|'ye|me|na|ta|'n)\b",
+        r" \1 \2 ",
+    ),
+    (r"(?i) ('t)(is)\b", r" \1 \2 "),
+    (r"(?i) ('t)(was)\b", r" \1 \2 "),
+]
+_RULES: Final = [(re.compile(pattern), replacement) for pattern, replacement in _TREEBANK]
+
+
+def _split(text: str) -> list[str]:
+    """The tokens of `text` by the rules: slices of `text`, in order, that leave out whitespace alone."""
+    spaced = text
+    for pattern, replacement in _RULES:
+        spaced = pattern.sub(replacement, spaced)
+    tokens = spaced.split()
+    if '"' in text or "''" in text:
+        # Every double quote is a token of its own, so the quotes of the text and those of the tokens go in step.
+        quotes = re.finditer(r"""``|''|\"""", text)
+        tokens = [next(quotes).group() if token in ("``", "''", '"') else token for token in tokens]
+    return tokens
+
+
+# Most chunks are a word with punctuation around it, of which the rules make single characters; to see that is several
+# times faster than to run the rules. Inside a text a period stays with its word, at the end it is a token.
+_OPENING, _CLITIC, _CLOSING = r"""([(\[{<"“]*)""", r"((?:'[sS])?)", r"""[])}>"”,;:?!]*"""
+_WORD = r"\w+(?:(?:[-./]|[,:](?=\d))\w+)*"
+_PLAIN_INSIDE: Final = re.compile(rf"{_OPENING}({_WORD}\.?){_CLITIC}({_CLOSING})")
+_PLAIN_LAST: Final = re.compile(rf"""{_OPENING}({_WORD}){_CLITIC}({_CLOSING}\.?[])}}>"”]*)""")
+_WRITTEN_TOGETHER: Final = re.compile("(?i)cannot|gimme|gonna|gotta|lemme|wanna")
+
+
+class _Chunks(dict[str, tuple[str, ...]]):
+    """The tokens of a piece of text that stands between spaces, remembered: running text repeats most of its pieces.
+
+    No rule looks past a space, except those of the start and the end of the text; hence one such memory for each
+    context. Threads may share it: a lost entry is only computed again.
+    """
+
+    capacity = 1 << 18  # some 50 MB of English
+    longest = 64  # longer pieces are rarely seen twice
+
+    def __init__(self, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.before = "" if first else " "
+        self.after = "" if last else " x"  # any word will do
+        self.plain = _PLAIN_LAST if last else _PLAIN_INSIDE
+
+    def __missing__(self, chunk: str) -> tuple[str, ...]:
+        plain = self.plain.fullmatch(chunk)
+        if plain and not _WRITTEN_TOGETHER.search(chunk):
+            opening, word, clitic, closing = plain.groups()
+            tokens = (*opening, word, clitic, *closing) if clitic else (*opening, word, *closing)
+        else:
+            tokens = tuple(_split(self.before + chunk + self.after))
+            if self.after:
+                tokens = tokens[:-1]
+        if len(chunk) <= self.longest:
+            if len(self) >= self.capacity:
+                self.clear()
+            self[chunk] = tokens
+        return tokens
+
+
+_first, _inside = _Chunks(first=True, last=False), _Chunks(first=False, last=False)
+_last, _whole = _Chunks(first=False, last=True), _Chunks(first=True, last=True)
+_WHITESPACE: Final = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a text into tokens by the Penn Treebank rules (those of NLTK's `NLTKWordTokenizer`).
+
+    Tokens are slices of the text: a double quote stays `"`, where NLTK's `tokenize` writes `` or '' for it, and
+    whitespace is never part of one. Every string has a result; an empty or blank one has no tokens. The text should be
+    one sentence: a period is split from its word only at the end of the text.
+
+    >>> tokenize('He said: "I cannot pay $3.50, Mr. Jones."')
+    ['He', 'said', ':', '"', 'I', 'can', 'not', 'pay', '$', '3.50', ',', 'Mr.', 'Jones', '.', '"']
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"text is {reprlib.repr(text)} ({type(text).__name__}): expected a string")
+    # The rule of the final period looks back over closing brackets and quotes, spaces among them, to one more chunk.
+    end = text.rfind(" ", 0, len(text.rstrip(_CLOSERS + _WHITESPACE))) + 1
+    if end == 0:
+        return list(_whole[text])
+    first, *inside = text[: end - 1].split(" ")
+    return [*_first[first], *chain.from_iterable(map(_inside.__getitem__, inside)), *_last[text[end:]]]
+
+
+def tokenize_with_offsets(text: str) -> list[Token]:
+    """Split a text as `tokenize` does, and say where each token stands: `text[token.start:token.end] == token.text`.
+
+    >>> tokenize_with_offsets("It's  here.")[-2:]
+    [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
+    """
+    tokens, end = [], 0
+    for word in tokenize(text):
+        start = text.index(word, end)
+        end = start + len(word)
+        tokens.append(Token(word, start, end))
+    return tokens
+
+
+_NO_END: Final = re.compile(  # of a sentence, though it ends in a period: an initial, letters with periods, a title
+    r"\W*([^\W\d_I]|([^\W\d_]\.)+[^\W\d_]?|Mrs?|Ms|Dr|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Mt|No|vs|cf|ca)\."
+)
+
+
+def tokenize_sentences(text: str) -> list[list[Token]]:
+    """The tokens of each sentence of a text, with their places in it; a blank text has no sentence.
+
+    A sentence ends at a period, a question or an exclamation mark that is followed by space and by no small letter, or
+    at an empty line.  The period of an initial, of letters with periods (U.S.) or of a title (Mr.) ends none.
+
+    >>> [[token.text for token in sentence] for sentence in tokenize_sentences("Mr. A. Roe met us. (He did!) So")]
+    [['Mr.', 'A.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
+    """
+    bounds, chunk = [0], 0
+    for space in re.finditer(r"\s+", text):
+        before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
+        chunk = space.end()
+        ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower() and not _NO_END.fullmatch(before)
+        if ends or space[0].count("\n") > 1:
+            bounds.append(chunk)
+    sentences = [
+        [Token(token.text, begin + token.start, begin + token.end) for token in tokenize_with_offsets(text[begin:end])]
+        for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
+    ]
+    return [sentence for sentence in sentences if sentence]

@@ -1,0 +1,83 @@
+"""The vocabulary: the words that a language model predicts, and that a word-level model reads.
+
+Enters: a list of words or a file of one word per line.  Leaves: the id of each word, which is its place in the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.files import replacing
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, UNK_TOKEN
+
+SPECIALS: Final = (BOS_TOKEN, EOS_TOKEN, UNK_TOKEN)
+
+
+class Vocabulary:
+    """The words that a language model predicts. A word's id is its place in the list.
+
+    The list holds <S>, </S> and <UNK> once each: first in the files that we write, anywhere in those of others.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = tuple(words)
+        self._ids = {word: place for place, word in enumerate(self.words)}
+        if len(self._ids) < len(self.words):
+            first, word = next((place, word) for place, word in enumerate(self.words) if self._ids[word] != place)
+            raise ValueError(f"{word!r} is there twice, on lines {first + 1} and {self._ids[word] + 1}: remove one")
+        if missing := [word for word in SPECIALS if word not in self._ids]:
+            raise ValueError(f"{', '.join(missing)} is missing: a vocabulary holds {', '.join(SPECIALS)} and words")
+        self.bos_id, self.eos_id, self.unk_id = (self._ids[word] for word in SPECIALS)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read a file of one word a line."""
+        words = []
+        for number, line in enumerate(Path(path).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+            try:
+                word = line.decode().strip()
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}: line {number} is not UTF-8: {line[:40]!r}") from None
+            if not word:
+                raise ValueError(f"{path}: line {number} is empty: write one word on each line")
+            words.append(word)
+        if words[-1] == "!!!MAXTERMID":  # the end mark of files in the tradition of lm_1b and bilm-tf: has no id there
+            words.pop()
+        try:
+            return cls(words)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the words, one a line."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(self._content())
+
+    def _content(self) -> bytes:
+        return "".join(f"{word}\n" for word in self.words).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the file that `save` writes."""
+        return hashlib.sha256(self._content()).hexdigest()
+
+    def id(self, word: str) -> int:
+        """A word's id; that of <UNK> for a word which is not in the vocabulary."""
+        return self._ids.get(word, self.unk_id)
+
+    def ids(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
+        """The ids of several words."""
+        return np.fromiter(map(self.id, words), np.int32, len(words))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._ids

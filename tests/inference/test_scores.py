@@ -1,0 +1,181 @@
+"""What a language model says of text equals what the float64 reference says, however the text is batched."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from elmokit.corpus import Corpus, prepare
+from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
+from elmokit.inference.scores import perplexity_of, substitutes, token_log_probs
+from elmokit.network import BiLM
+from elmokit.network.losses import OutputLayer
+from elmokit.storage import read_official
+from elmokit.text import Vocabulary
+
+WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "of", "river", "lent", "money", "sat", "by", "."]
+SENTENCES = [
+    ["the", "bank", "lent", "money", "."],
+    ["unheard", "of"],
+    [],
+    ["she", "sat", "by", "the", "bank", "of", "the", "river", "."],
+    ["money"],
+]
+
+
+class Case:
+    """A tiny language model, for the package and for the reference."""
+
+    def __init__(self, official_model, **variant):
+        self.official = official_model(seed=3, num_words=len(WORDS), **variant)
+        if self.official.vocabulary is not None:
+            self.official = self.official._replace(vocabulary=WORDS)
+        rng = np.random.default_rng(5)
+        config, weights = read_official(self.official.options_path, self.official.weights_path)
+        self.bilm = BiLM(config)
+        self.bilm.load_weights(weights)
+        self.weight = rng.standard_normal((len(WORDS), config.projection_dim)).astype(np.float32)
+        self.bias = rng.standard_normal(len(WORDS)).astype(np.float32)
+        self.output = OutputLayer(len(WORDS), config.projection_dim)
+        self.output.load_state_dict({"weight": torch.from_numpy(self.weight), "bias": torch.from_numpy(self.bias)})
+        self.vocabulary = Vocabulary(WORDS)
+        self.model = self.bilm, self.output, self.vocabulary
+
+    def expected(self, sentences, *, carry=False):
+        options, arrays = self.official.options, self.official.arrays
+        return reference.log_probs(options, arrays, sentences, self.weight, self.bias, WORDS, carry=carry)
+
+
+@pytest.fixture(params=[{}, {"skip": False, "layers": 1}, {"word_level": True}], ids=["characters", "plain", "words"])
+def case(request, official_model):
+    return Case(official_model, **request.param)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path, [s for s in SENTENCES if s])
+
+
+def make_corpus(folder, sentences, name="corpus") -> Corpus:
+    text = folder / f"{name}.txt"
+    text.write_text("".join(" ".join(sentence) + "\n" for sentence in sentences), encoding="utf-8")
+    return prepare(text, folder / name, vocabulary=Vocabulary(WORDS), tokenized=True)
+
+
+def test_log_probabilities_are_those_of_the_reference(case):
+    for found, expected in zip(token_log_probs(*case.model, SENTENCES), case.expected(SENTENCES), strict=True):
+        np.testing.assert_allclose([*found.forward, found.forward_end], expected.forward, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose([found.backward_end, *found.backward], expected.backward, rtol=1e-4, atol=1e-5)
+
+
+def test_results_keep_the_order_of_the_sentences_and_do_not_depend_on_the_batches(case):
+    alone = token_log_probs(*case.model, SENTENCES, batch_tokens=1)
+    together = token_log_probs(*case.model, SENTENCES, batch_tokens=10**6)
+    assert [scores.tokens for scores in alone] == SENTENCES
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_allclose(one.forward, other.forward, atol=1e-5)
+        np.testing.assert_allclose(one.backward, other.backward, atol=1e-5)
+
+
+def test_perplexity_counts_every_word_and_one_boundary_a_sentence(case):
+    found = perplexity_of(token_log_probs(*case.model, SENTENCES))
+    expected = case.expected(SENTENCES)
+    assert found.num_tokens == sum(len(sentence) + 1 for sentence in SENTENCES)
+    assert found.both == pytest.approx(reference.perplexity(expected), rel=1e-4)
+    assert found.forward == pytest.approx(np.exp(-np.concatenate([e.forward for e in expected]).mean()), rel=1e-4)
+    assert found.both == pytest.approx(math.sqrt(found.forward * found.backward))
+
+
+def test_no_sentences_give_no_scores_and_no_perplexity(case):
+    assert token_log_probs(*case.model, []) == []
+    with pytest.raises(ValueError, match="no sentences"):
+        perplexity_of([])
+
+
+@pytest.mark.parametrize("unroll", [1, 3, 50])
+def test_heldout_perplexity_carries_the_state_through_the_text(case, corpus, unroll):
+    sentences = [s for s in SENTENCES if s]
+    found = heldout_perplexity(case.bilm, case.output, corpus, batch_size=1, unroll=unroll)
+    forward = np.concatenate([scores.forward for scores in case.expected(sentences, carry=True)])
+    # the backward stream reads the last sentence first
+    backward = np.concatenate([scores.backward for scores in case.expected(sentences[::-1], carry=True)])
+    assert found.num_tokens == len(forward) == corpus.num_pairs
+    assert found.forward == pytest.approx(np.exp(-forward.mean()), rel=1e-4)
+    assert found.backward == pytest.approx(np.exp(-backward.mean()), rel=1e-4)
+
+
+def test_heldout_runs_side_by_side_each_count_once(case, tmp_path):
+    corpus = make_corpus(tmp_path, [SENTENCES[0], SENTENCES[0], SENTENCES[0]])
+    # three rows of one sentence each: no state is carried, and a batch_size that is too large is no error
+    found = heldout_perplexity(case.bilm, case.output, corpus, batch_size=100, unroll=4)
+    assert found.num_tokens == corpus.num_pairs
+    assert found.both == pytest.approx(perplexity_of(token_log_probs(*case.model, SENTENCES[:1])).both, rel=1e-4)
+
+
+def test_heldout_perplexity_refuses_a_corpus_of_a_larger_vocabulary(case, corpus):
+    with pytest.raises(ValueError, match="prepare the text with the vocabulary of the model"):
+        heldout_perplexity(case.bilm, OutputLayer(5, case.output.weight.shape[1]), corpus)
+
+
+def test_unigram_perplexity_is_that_of_counted_words(tmp_path):
+    train, heldout = make_corpus(tmp_path, SENTENCES[3:], "train"), make_corpus(tmp_path, SENTENCES[:2], "heldout")
+
+    def words(sentences):
+        return [word if word in WORDS else "<UNK>" for sentence in sentences for word in [*sentence, "</S>"]]
+
+    counts = Counter(words(SENTENCES[3:]))
+    total = counts.total() + len(WORDS)
+    logs = [math.log((counts[word] + 1) / total) for word in words(SENTENCES[:2])]
+    assert unigram_perplexity(train, heldout, len(WORDS)) == pytest.approx(math.exp(-sum(logs) / len(logs)))
+
+
+def test_substitutes_weigh_left_and_right_context_against_frequency(case):
+    tokens, position = SENTENCES[3], 4  # she sat by the [bank] ...
+    scores = {}
+    for rank, word in enumerate(WORDS[3:], 3):
+        (found,) = case.expected([[*tokens[:position], word, *tokens[position + 1 :]]])
+        prior = math.log(math.log((rank + 2) / (rank + 1)))
+        scores[word] = found.forward[position] + found.backward[position + 1] - prior
+    total = math.log(sum(map(math.exp, scores.values())))
+    expected = sorted(((word, score - total) for word, score in scores.items()), key=lambda pair: -pair[1])
+
+    found = substitutes(*case.model, tokens, position, 100, keep_word=True)
+    assert [substitute.word for substitute in found] == [word for word, _ in expected]
+    np.testing.assert_allclose([s.log_prob for s in found], [score for _, score in expected], rtol=1e-3, atol=1e-4)
+    others = [s.word for s in substitutes(*case.model, tokens, position, 4)]
+    assert others == [word for word, _ in expected if word != "bank"][:4]
+
+
+def test_a_word_outside_the_vocabulary_has_substitutes_too(case):
+    found = substitutes(*case.model, ["she", "sat"], 0, 3)
+    assert len(found) == 3
+    assert not {"<S>", "</S>", "<UNK>"} & {substitute.word for substitute in found}
+
+
+@pytest.mark.parametrize(("position", "k", "message"), [(2, 1, "tokens 0 to 1"), (-1, 1, "position"), (0, 0, "k is 0")])
+def test_substitutes_refuse_a_place_outside_the_sentence(case, position, k, message):
+    with pytest.raises(ValueError, match=message):
+        substitutes(*case.model, ["she", "sat"], position, k)
+
+
+def test_a_vocabulary_that_is_not_the_models_is_refused(case, official_model):
+    larger = Vocabulary([*WORDS, "more"])
+    with pytest.raises(ValueError, match="has 13 words, the softmax 12"):
+        token_log_probs(case.bilm, case.output, larger, SENTENCES)
+    words = Case(official_model, word_level=True)
+    with pytest.raises(ValueError, match="the word table 12"):
+        token_log_probs(words.bilm, OutputLayer(13, words.output.weight.shape[1]), larger, SENTENCES)
+
+
+def test_batch_tokens_must_be_positive(case):
+    with pytest.raises(ValueError, match="batch_tokens is 0"):
+        token_log_probs(*case.model, SENTENCES, batch_tokens=0)
+
+
+def test_a_hopeless_model_has_infinite_perplexity_and_no_overflow(case):
+    case.output.bias.data[4] = 1e5
+    assert perplexity_of(token_log_probs(*case.model, [["money"]])).forward == math.inf

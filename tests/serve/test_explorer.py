@@ -1,0 +1,603 @@
+"""The explorer in a real browser: what it shows is what the library computes, and everybody can use it."""
+
+import hashlib
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+import test_coreference
+import test_entailment
+import test_questions
+import test_roles
+import test_tasks
+from test_serve import make_model, serving
+
+from elmokit.index import WordIndex
+from elmokit.serve import app as app_module
+from elmokit.serve.server import serve
+from elmokit.serve.settings import Settings
+from elmokit.tasks import TaskConfig, load_task, train
+from elmokit.text import tokenize
+
+playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
+expect = playwright.expect
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PANELS = ["context", "next", "neighbours", "tasks"]
+CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river", "the money of the bank ."]
+TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
+
+
+class Chains:
+    """Stands in for coreference: mentions inside one another."""
+
+    def predict(self, texts):
+        spans = [[{"start": 0, "end": 3}, {"start": 4, "end": 5}], [{"start": 2, "end": 3}]]
+        return [{"tokens": text.split(), "sentence_lengths": [5], "clusters": spans} for text in texts]
+
+
+# what is typed into each trained task: sentences and texts that its ten examples have taught it
+TYPED = {
+    "ner": {"text": "Maria Schmidt flew to Rome .\nnothing happened here today"},
+    "pos": {"text": "from Lima to Oslo"},
+    "roles": {"text": "Ada wrote a letter\nMaria said Ada wrote it"},
+    "coreference": {"text": "Ada met Max . She greeted him ."},
+    "pronouns": {"text": "Ada met Eva before she left Rome."},
+    "sentiment": {"text": "Rome is far from Oslo .\nOslo"},
+    "entailment": {"premise": "Two dogs run in the snow", "hypothesis": "The dogs are asleep"},
+    "questions": {"context": "Ada was born in London in 1815. She wrote notes.", "question": "Where was Ada born?"},
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory, tiny_elmo):
+    """Every task, trained for seconds and loaded from its folder; and one stand-in."""
+    folder = tmp_path_factory.mktemp("tasks")
+    files = {
+        **{n: test_tasks.write_examples(n, folder / f"{n}{test_tasks.SUFFIX[n]}") for n in ("ner", "pos", "sentiment")},
+        "roles": test_roles.write_examples(folder / "roles_conll"),
+        "questions": test_questions.write_squad(folder / "questions.json"),
+        "coreference": test_coreference.write_documents(folder / "coreference_conll"),
+        "pronouns": test_coreference.write_passages(folder / "pronouns.tsv"),
+        "entailment": test_entailment.write_snli(folder / "entailment.jsonl"),
+    }
+
+    def trained(name):
+        settings = {
+            "task": name, "train": str(files[name]), "dev": str(files[name]), "out": str(folder / "runs" / name),
+            "elmo": tiny_elmo, "elmo_at": "none", "cache": str(folder / "cache"), "word_dim": 8, "char_dim": 8,
+            "hidden_dim": 16, "dropout": 0.0, "elmo_dropout": 0.0, "learning_rate": 0.02, "batch_size": 4,
+            "epochs": 15, "patience": 15, "rate_decay": 1.0, "device": "cpu",
+        }  # fmt: skip
+        return load_task(train(TaskConfig(**settings)).folder)
+
+    return {**{name: trained(name) for name in TYPED}, "chains": Chains()}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def index(model, tmp_path_factory):
+    store = WordIndex.create(tmp_path_factory.mktemp("store") / "index", model)
+    store.add(model, [sentence.split() for sentence in CORPUS])
+    return store
+
+
+@pytest.fixture(scope="module")
+def server(model, index, tasks):
+    with serving(model, name="tiny", tasks=tasks, index=index) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("no Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """Opens a view; at the end of the test no page may have written an error or asked another server."""
+    contexts, problems, hosts = [], [], set()
+
+    def open_view(view="", *, base=None, errors_expected=False, **options):
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        if not errors_expected:
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: hosts.add(re.match(r"\w+://[^/]*", request.url)[0]))
+        page.goto(f"{base or server.base_url}/{view}")
+        page.base = str(base or server.base_url)
+        return page
+
+    yield open_view
+    bases = {page.base for context in contexts for page in context.pages}
+    for context in contexts:
+        context.close()
+    assert problems == []
+    assert hosts <= bases
+
+
+def view(panel, **fields):
+    return f"#{panel}?{urlencode(fields)}"
+
+
+def settled(page, panel="context"):
+    """Wait until the panel has drawn what it was asked for."""
+    page.wait_for_selector(f"#{panel}[aria-busy=false]")
+    return page
+
+
+def numbers(page, caption):
+    """The numbers of a table of similarities."""
+    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
+    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
+
+
+def show_tables(page):
+    page.locator("#context summary").click()
+
+
+def occurrences(model, text, word):
+    """(L+1, n, 2P): the vectors of every occurrence of a word, by the library."""
+    sentences = [tokenize(line) for line in text.splitlines()]
+    found = [
+        layers[:, place]
+        for tokens, layers in zip(sentences, model.embed(sentences, layers="all"), strict=True)
+        for place, token in enumerate(tokens)
+        if token.lower() == word
+    ]
+    return np.stack(found, axis=1)
+
+
+def cosines(vectors):
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return unit @ unit.T
+
+
+def mixed(layers, weights, gamma):
+    shares = np.exp(weights) / np.exp(weights).sum()
+    return gamma * np.einsum("l,lnp->np", shares, layers)
+
+
+# ---- word in context -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
+    page = settled(open_page())
+    expect(page.locator("#facts")).to_contain_text("tiny · 3 layers of 16 numbers")
+    text = page.locator("#context textarea").input_value()
+    layers = occurrences(model, text, "bank")
+    assert layers.shape[1] == 6
+    assert page.locator("#context .sentences [aria-pressed=true]").all_inner_texts() == [
+        f"bank{n}" for n in range(1, 7)
+    ]
+    show_tables(page)
+    np.testing.assert_allclose(numbers(page, "The mix"), cosines(layers.mean(axis=0)), atol=6e-4)
+    np.testing.assert_allclose(numbers(page, "Layer 0: spelling alone"), np.ones((6, 6)), atol=6e-4)
+    for number in (1, 2):
+        np.testing.assert_allclose(numbers(page, f"Layer {number}"), cosines(layers[number]), atol=6e-4)
+    # something is painted: a chart that failed would leave its canvas empty
+    for canvas in page.locator("#context canvas").all():
+        colours = canvas.evaluate(
+            "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+        )
+        assert colours > 3
+
+
+def test_the_sliders_change_the_mix_at_once_and_ask_nobody(open_page, model):
+    page = settled(open_page(view("context", text=TEXT, word="bank")))
+    show_tables(page)
+    layers = occurrences(model, TEXT, "bank")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    before = numbers(page, "The mix")
+    page.locator("#weight-0").fill("-3")
+    page.locator("#weight-2").fill("2.5")
+    expected = cosines(mixed(layers, [-3, 0, 2.5], 1))
+    assert np.abs(expected - before).max() > 0.01
+    np.testing.assert_allclose(numbers(page, "The mix"), expected, atol=6e-4)
+    expect(page.locator("output[for=weight-2]")).to_have_text("92%")
+    page.locator("#gamma").fill("2")
+    np.testing.assert_allclose(numbers(page, "The mix"), expected, atol=6e-4)
+    page.locator("select[name=measure]").select_option("dot")
+    doubled = mixed(layers, [-3, 0, 2.5], 2)
+    np.testing.assert_allclose(numbers(page, "The mix"), doubled @ doubled.T, atol=6e-4)
+    page.get_by_role("button", name="Layer 1", exact=True).click()
+    np.testing.assert_allclose(numbers(page, "The mix"), layers[1] @ layers[1].T, atol=2e-3)
+    assert asked == []
+
+
+def test_words_are_typed_and_picked(open_page, model):
+    page = settled(open_page(view("context", text=TEXT, word="bank")))
+    show_tables(page)
+    page.locator("#context .sentences button", has_text="river").first.click()
+    expect(page.locator("#context input[name=word]")).to_have_value("river")
+    np.testing.assert_allclose(numbers(page, "Layer 2"), cosines(occurrences(model, TEXT, "river")[2]), atol=6e-4)
+    page.locator("#context input[name=word]").fill("lent")
+    expect(page.locator("#context .message")).to_contain_text("stands here once")
+    page.locator("#context input[name=word]").fill("tree")
+    expect(page.locator("#context .message")).to_contain_text("does not stand in these sentences")
+    page.locator("#context input[name=word]").fill("bank")
+    longer = TEXT + "\na bank, a BANK"
+    page.locator("#context textarea").fill(longer)
+    expect(page.locator("#context .sentences [aria-pressed=true]")).to_have_count(5)
+    np.testing.assert_allclose(numbers(page, "Layer 1"), cosines(occurrences(model, longer, "bank")[1]), atol=6e-4)
+
+
+def test_the_plane_is_that_of_the_principal_components(open_page):
+    page = settled(open_page())
+    rng = np.random.default_rng(0)
+    layers = (rng.standard_normal((3, 40, 12)) * np.linspace(3, 0.5, 12)).astype(np.float32)
+    found = page.evaluate(
+        """async ([values, weights]) => {
+            const { innerProducts, mix, principalPlane, softmax } = await import("/js/vectors.js");
+            const products = innerProducts({ layers: 3, tokens: 40, width: 12, values: Float32Array.from(values) });
+            return principalPlane(mix(products, softmax(weights), 1.5), 40, null);
+        }""",
+        [layers.ravel().tolist(), [0.5, -1, 2]],
+    )
+    vectors = mixed(layers, [0.5, -1, 2], 1.5)
+    left, values, _ = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
+    np.testing.assert_allclose(np.abs(found["points"]), np.abs(left * values)[:, :2], atol=1e-3)
+    np.testing.assert_allclose(found["kept"], (values**2 / (values**2).sum())[:2], atol=1e-6)
+
+
+def test_points_tell_their_word_and_sentence(open_page):
+    page = settled(open_page(view("context", text=TEXT, word="bank")))
+    canvas = page.locator("#context .scatter canvas")
+    told = canvas.evaluate(
+        """canvas => {
+            const chart = Chart.getChart(canvas);
+            return chart.data.datasets[0].data.map(({ name, where }) => [name, where]);
+        }"""
+    )
+    assert told[0] == ["bank 1", "The [bank] lent money."]
+    assert len(told) == 3
+
+
+# ---- what comes next -------------------------------------------------------------------------------------------------
+
+
+def bits_shown(page, sentence):
+    rows = page.locator("#next .strip").nth(sentence).locator("button").all_inner_texts()
+    return np.array([[float(part) for part in re.findall(r"[→←] (\S+)", row)] for row in rows])
+
+
+def bits(model, text):
+    (scored,) = model.log_probs([text])
+    return np.stack([scored.forward, scored.backward], axis=1) / -math.log(2)
+
+
+def test_surprise_is_that_of_the_library_and_a_blank_is_filled(open_page, model):
+    page = settled(open_page(view("next", text=TEXT, at="0,1")), "next")
+    first, second, _ = TEXT.splitlines()
+    np.testing.assert_allclose(bits_shown(page, 0), bits(model, first), atol=0.06)
+    np.testing.assert_allclose(bits_shown(page, 1), bits(model, second), atol=0.06)
+    expect(page.locator("#next .words li")).to_have_count(11)  # a vocabulary of 15: three special, one stands there
+    expected = model.substitutes("The [bank] lent money .", k=12)
+    assert page.locator("#next .words button").all_inner_texts() == [one.word for one in expected]
+    shown = page.locator("#next .words .number").first.inner_text()
+    assert float(shown.rstrip("%")) == pytest.approx(100 * math.exp(expected[0].log_prob), abs=0.6)
+    page.locator("#next .strip").nth(1).get_by_role("button", name="river").click()
+    expect(page.locator("#next .blank h2")).to_contain_text("“river”")
+    expected = model.substitutes("He sat by the bank of the [river] .", k=12)
+    expect(page.locator("#next .words button").first).to_have_text(expected[0].word)
+
+
+def test_a_word_put_into_the_blank_is_scored_anew(open_page, model):
+    page = settled(open_page(view("next", text=TEXT, at="0,1")), "next")
+    chosen = page.locator("#next .words button").nth(2)
+    word = chosen.inner_text()
+    chosen.click()
+    changed = f"The {word} lent money ."
+    expect(page.locator("#next textarea")).to_have_value(re.compile(rf"^{re.escape(changed)}\n"))
+    expect(page.locator("#next .strip").first.locator("button").nth(1)).to_contain_text(word)
+    np.testing.assert_allclose(bits_shown(page, 0), bits(model, changed), atol=0.06)
+    page.locator("#next textarea").fill("a river")
+    expect(page.locator("#next .strip")).to_have_count(1)
+    np.testing.assert_allclose(bits_shown(page, 0), bits(model, "a river"), atol=0.06)
+
+
+# ---- neighbours ------------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_are_those_of_the_index(open_page, model, index):
+    page = settled(open_page(view("neighbours", text="He sat on the [bank] .", k=3)), "neighbours")
+
+    def check(sentence):
+        expected = index.neighbours(model, sentence, 3)
+        assert page.locator("#neighbours .hits mark").all_inner_texts() == [hit.word for hit in expected]
+        shown = [float(number) for number in page.locator("#neighbours .hits .number").all_inner_texts()]
+        np.testing.assert_allclose(shown, [hit.cosine for hit in expected], atol=6e-4)
+
+    check("He sat on the [bank] .")
+    page.get_by_role("button", name="He", exact=True).click()
+    expect(page.locator("#neighbours input[name=text]")).to_have_value("[He] sat on the bank .")
+    expect(page.locator("#neighbours .chips [aria-pressed=true]")).to_have_text("He")
+    settled(page, "neighbours")
+    check("[He] sat on the bank .")
+    page.locator("#neighbours input[name=text]").fill("no word is marked")
+    expect(page.locator("#neighbours .message")).to_have_text("Choose a word of the sentence.")
+
+
+def test_the_server_looks_words_up_and_says_when_it_cannot(server, model, index):
+    answer = server.post("/neighbours", json={"inputs": "He sat by the [bank] .", "k": 2})
+    assert [hit["cosine"] for hit in answer.json()] == [
+        pytest.approx(hit.cosine, abs=1e-6) for hit in index.neighbours(model, "He sat by the [bank] .", 2)
+    ]
+    assert server.get("/info").json()["index_words"] == len(index)
+    assert server.post("/neighbours", json={"inputs": "no brackets"}).status_code == 422
+    with pytest.raises(ValueError, match="another model"):
+        app_module.create_app(make_model(seed=1), Settings(), index=index)
+    with serving(model) as bare:
+        refused = bare.post("/neighbours", json={"inputs": "[a]"})
+        assert refused.status_code == 424
+        assert "--index" in refused.json()["error"]
+        assert bare.get("/info").json()["index_words"] is None
+
+
+def test_an_index_is_held_against_the_model_before_the_server_listens(model, index, tmp_path):
+    class ListeningError(Exception):
+        pass
+
+    def listening(url):
+        raise ListeningError
+
+    def start(model, folder):
+        serve(lambda: model, Settings(port=0), index=folder, on_listening=listening)
+
+    with pytest.raises(ListeningError):
+        start(model, index.folder)
+    with pytest.raises(ValueError, match="this is no index"):
+        start(model, tmp_path)
+    with pytest.raises(ValueError, match="another model"):
+        start(make_model(seed=1), index.folder)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def type_into(page, task):
+    """Choose a task, type into its fields; what comes into view after that is its answer."""
+    page.locator("#tasks select").select_option(task)
+    for name, text in TYPED[task].items():
+        page.locator(f"#tasks textarea[name={name}]").fill(text)
+
+
+def spans_of(answer):
+    """What is to be marked in the text, row by row: (label, start, end)."""
+    if "propositions" in answer:
+        for proposition in answer["propositions"]:
+            place = proposition["predicate"]
+            roles = [(part["role"], part["start"], part["end"]) for part in proposition["arguments"]]
+            yield from sorted([*roles, ("predicate", place, place + 1)], key=lambda span: span[1])
+    elif "clusters" in answer:
+        numbered = enumerate(answer["clusters"], 1)
+        mentions = [(f"entity {number}", m["start"], m["end"]) for number, cluster in numbered for m in cluster]
+        yield from sorted(mentions, key=lambda span: span[1])
+    elif "pronouns" in answer:
+        for found in answer["pronouns"]:
+            yield (found["refers_to"] or {"text": "nobody named"})["text"], found["start"], found["end"]
+    elif "spans" in answer:
+        yield from ((span["label"], span["start"], span["end"]) for span in answer["spans"])
+    else:
+        yield from ((tag, place, place + 1) for place, tag in enumerate(answer["tags"]))
+
+
+@pytest.mark.parametrize("task", ["ner", "pos", "roles", "coreference", "pronouns"])
+def test_what_a_trained_task_sees_is_marked_in_the_text(open_page, tasks, task):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, task)
+    text = TYPED[task]["text"]
+    answers = tasks[task].predict([text] if task in ("coreference", "pronouns") else text.splitlines())
+    expected = [
+        " ".join(answer["tokens"][start:end]) + label for answer in answers for label, start, end in spans_of(answer)
+    ]
+    assert expected, "the task has learned something"
+    marks = page.locator("#tasks mark")
+    expect(marks).to_have_text(expected)
+    assert marks.first.evaluate("m => getComputedStyle(m).backgroundColor") != "rgba(0, 0, 0, 0)"
+    expect(page.locator("#tasks .answers > li")).to_have_count(len(answers))
+
+
+def percentages(probabilities):
+    return [f"{100 * share:.0f}%" for share in probabilities.values()]
+
+
+def test_an_opinion_colours_its_sentence_and_gives_its_shares(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "sentiment")
+    lines = TYPED["sentiment"]["text"].splitlines()
+    answers = tasks["sentiment"].predict(lines)
+    expect(page.locator("#tasks .whole")).to_have_text(["Rome is far from Oslo.", "Oslo"])
+    expect(page.locator("#tasks .whole")).to_have_class([f"text whole tone-{answer['label']}" for answer in answers])
+    shown = page.locator("#tasks .shares .number").all_inner_texts()
+    assert shown == [share for answer in answers for share in percentages(answer["probabilities"])]
+    page.locator("#tasks textarea").fill(lines[1])
+    expect(page.locator("#tasks .whole")).to_have_text(["Oslo"])
+
+
+def test_a_pair_of_sentences_is_judged_in_two_fields(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "entailment")
+    (answer,) = tasks["entailment"].predict([TYPED["entailment"]])
+    expect(page.locator("#tasks .whole")).to_have_text(list(TYPED["entailment"].values()))
+    expect(page.locator("#tasks .shares .label")).to_have_text(list(answer["probabilities"]))
+    assert page.locator("#tasks .shares .number").all_inner_texts() == percentages(answer["probabilities"])
+
+
+def test_an_answer_is_marked_in_its_passage(open_page, tasks):
+    page = settled(open_page("#tasks"), "tasks")
+    type_into(page, "questions")
+    (answer,) = tasks["questions"].predict([TYPED["questions"]])
+    expect(page.locator("#tasks mark")).to_have_text([answer["answer"]])
+    expect(page.locator("#tasks .answers .text")).to_have_text(TYPED["questions"]["context"])
+    expect(page.locator("#tasks .answers .soft")).to_have_text(f"{100 * answer['probability']:.0f}% sure")
+    other = {"context": "Oslo is the capital of Norway.", "question": "What is the capital of Norway?"}
+    for name, text in other.items():
+        page.locator(f"#tasks textarea[name={name}]").fill(text)
+    (answer,) = tasks["questions"].predict([other])
+    expect(page.locator("#tasks .answers .text")).to_have_text(other["context"])
+    expect(page.locator("#tasks mark")).to_have_text([answer["answer"]])
+
+
+def test_a_mention_inside_another_is_drawn_inside_it(open_page):
+    page = settled(open_page(view("tasks", task="chains", text="the man of Rome slept")), "tasks")
+    assert page.locator("#tasks mark").all_text_contents() == [
+        "the man ofentity 2entity 1",
+        "ofentity 2",
+        "sleptentity 1",
+    ]
+
+
+def test_a_server_without_index_and_tasks_says_how_to_have_them(open_page, model):
+    with serving(model) as bare:
+        page = open_page("#neighbours", base=bare.base_url)
+        expect(page.locator("#neighbours .how")).to_contain_text("elmokit serve --index")
+        page.get_by_role("tab", name="Tasks").click()
+        expect(page.locator("#tasks .how")).to_contain_text("elmokit serve --task")
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("panel", "fields", "seen"),
+    [
+        ("context", {"text": TEXT, "word": "river", "weights": "1,-2,3", "gamma": "1.5", "measure": "dot"}, "table"),
+        ("next", {"text": "a river\nThe bank", "at": "1,1"}, ".words"),
+        ("neighbours", {"text": "by the [river]", "k": "2"}, ".hits"),
+        ("tasks", {"task": "ner", "text": "Ada Lovelace wrote"}, ".answers"),
+    ],
+)
+def test_the_link_of_a_view_restores_it(open_page, panel, fields, seen):
+    page = settled(open_page(view(panel, **fields)), panel)
+    link = page.locator(f"#{panel} .link").get_attribute("href")
+    other = settled(open_page(link), panel)
+    for each in (page, other):
+        each.wait_for_selector(f"#{panel} {seen}", state="attached")
+    contents = [each.locator(f"#{panel} {seen}").first.text_content() for each in (page, other)]
+    assert contents[0] == contents[1] != ""
+    assert other.locator(f"#{panel} .link").get_attribute("href") == link
+
+
+def test_what_is_changed_is_in_the_address_and_back_goes_back(open_page):
+    page = settled(open_page())
+    page.locator("#weight-1").fill("4")
+    page.wait_for_url(re.compile("weights=0%2C4%2C0"))
+    page.get_by_role("tab", name="What comes next").click()
+    settled(page, "next")
+    page.go_back()
+    expect(page.locator("#context")).to_be_visible()
+    expect(page.locator("#weight-1")).to_have_value("4")
+
+
+def test_the_keyboard_goes_through_the_tabs(open_page):
+    page = settled(open_page())
+    page.get_by_role("tab", name="Word in context").focus()
+    for panel in (*PANELS[1:], PANELS[0]):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#{panel}")).to_be_visible()
+        expect(page.locator(f"#tab-{panel}")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#tasks")).to_be_visible()
+
+
+def test_colours_follow_the_system_until_they_are_chosen(open_page):
+    page = settled(open_page(color_scheme="dark"))
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    dark = page.evaluate(ground)
+    page.locator("#theme").click()
+    assert page.evaluate(ground) != dark
+    page.reload()
+    assert page.evaluate(ground) != dark
+    page.locator("#theme").click()
+    assert page.evaluate(ground) == dark
+
+
+def test_refusals_of_the_server_are_shown_in_words(open_page, model):
+    settings = Settings(port=0, drain=0.0, max_sentence_tokens=8, max_request_tokens=100)
+    with serving(model, settings) as small:
+        page = open_page(view("context", text="a " * 9), base=small.base_url, errors_expected=True)
+        message = page.locator("#context .message.error")
+        expect(message).to_have_text("Inputs[0] has 9 tokens, at most 8 are read: split it into sentences.")
+        page.locator("#context textarea").fill("a bank")
+        expect(message).to_have_count(0)
+        page.locator("#context textarea").fill(" ")
+        expect(message).to_have_text("Type a sentence.")
+        small.stop()
+        page.locator("#context textarea").fill("a river")
+        expect(message).to_contain_text("The server does not answer")
+    with serving(make_model(language_model=False)) as plain:
+        page = open_page("#next", base=plain.base_url, errors_expected=True)
+        expect(page.locator("#next .message.error")).to_contain_text("no probabilities")
+
+
+def test_a_server_with_a_key_is_asked_with_it(open_page, model):
+    with serving(model, Settings(api_key="open-sesame", port=0, drain=0.0)) as locked:
+        page = open_page(base=locked.base_url, errors_expected=True)
+        page.get_by_label("This server asks for an API key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#facts")).to_contain_text("asks for its API key")
+        page.get_by_label("This server asks for an API key").fill("open-sesame")
+        page.get_by_role("button", name="Use it").click()
+        settled(page)
+        expect(page.locator("#context .sentences [aria-pressed=true]")).to_have_count(6)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
+def test_every_panel_is_accessible_and_fits(open_page, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    page = settled(open_page(color_scheme=scheme, viewport={"width": width, "height": 740}))
+    show_tables(page)
+    for panel in PANELS:
+        page.get_by_role("tab", name=page.locator(f"#tab-{panel}").inner_text()).click()
+        settled(page, panel)
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+
+
+def test_what_was_written_elsewhere_is_shipped_unchanged_with_its_licence():
+    vendor = Path(app_module.PAGE) / "vendor"
+    sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  (\S+)", (vendor / "README.md").read_text())}
+    assert set(sums) == {path.name for path in vendor.glob("*.js")}
+    for name, digest in sums.items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest
+        assert "Permission is hereby granted" in (vendor / name.replace(".js", ".LICENSE.txt")).read_text()
+
+
+def test_the_page_names_no_other_server():
+    files = [path for path in Path(app_module.PAGE).rglob("*") if path.suffix in (".html", ".css", ".js")]
+    own = [path for path in files if path.parent.name != "vendor"]
+    assert len(own) > 10
+    for path in own:
+        assert "//" not in re.sub(r"http://www.w3.org/\S+|(^|\s)// .*", "", path.read_text(), flags=re.MULTILINE), path
+        assert not re.search(r"<script>|\son\w+=", path.read_text()) or path.suffix == ".js"

@@ -1,0 +1,642 @@
+"""A model folder: what was saved comes back, what is damaged is named, and a failed write leaves the old model."""
+
+import errno
+import json
+import os
+import pickle
+import resource
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from elmokit import ELMo, Vocabulary
+from elmokit.compat import ElmoEmbedder
+from elmokit.files import replacing, replacing_together
+from elmokit.network.losses import OutputLayer
+from elmokit.storage import folder as checkpoint
+
+WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "."]
+SENTENCES = [["the", "bank", "."], ["bank"]]
+
+
+@pytest.fixture
+def model(official_model):
+    """A character model that is also a language model, with two mixes."""
+    made = official_model()
+    elmo = ELMo.from_files(made.options_path, made.weights_path, num_mixes=2, layer_norm=True)
+    torch.manual_seed(0)
+    elmo.output_layer, elmo.vocabulary = OutputLayer(len(WORDS), 5), Vocabulary(WORDS)
+    with torch.no_grad():
+        for mix in elmo.mixes:
+            mix.weights.normal_()
+            mix.gamma.fill_(1.5)
+    return elmo
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def change_tensors(path: Path, change) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def change_config(folder: Path, change) -> None:
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+# ---- there and back -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_five_files_and_gives_back_every_tensor(model, folder):
+    assert sorted(contents(folder)) == [
+        "README.md", "config.json", "model.safetensors", "softmax.safetensors", "vocabulary.txt",
+    ]  # fmt: skip
+    loaded = ELMo.from_pretrained(folder)
+    assert (len(loaded.mixes), loaded.layer_norm, loaded.config) == (2, True, model.config)
+    assert loaded.vocabulary.words == tuple(WORDS)
+    expected = model.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    assert len(loaded.state_dict()) == len(expected)
+
+
+def test_saving_the_loaded_model_writes_the_same_bytes(folder, tmp_path):
+    ELMo.from_pretrained(folder).save_pretrained(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(folder)
+
+
+def test_the_folder_is_plain_safetensors_named_as_the_network_is(model, folder):
+    tensors = load_file(folder / "model.safetensors")
+    assert set(tensors) == {*model.bilm.state_dict(), *(f"mixes.{name}" for name in model.mixes.state_dict())}
+    assert "layers.0.input_weight" in tensors
+    assert set(load_file(folder / "softmax.safetensors")) == {"weight", "bias"}
+
+
+def test_a_card_that_someone_wrote_is_kept(model, folder):
+    (folder / "README.md").write_text("mine", encoding="utf-8")
+    model.save_pretrained(folder)
+    assert (folder / "README.md").read_text(encoding="utf-8") == "mine"
+
+
+def test_the_softmax_and_vocabulary_of_another_model_do_not_stay_behind(model, folder):
+    model.output_layer = model.vocabulary = None
+    model.save_pretrained(folder)
+    assert sorted(contents(folder)) == ["README.md", "config.json", "model.safetensors"]
+    assert ELMo.from_pretrained(folder).output_layer is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_folder_of_another_precision_loads_as_float32(model, folder, dtype):
+    expected = {name: tensor.to(dtype).float() for name, tensor in model.state_dict().items()}
+    for name in ("model", "softmax"):
+        path = folder / f"{name}.safetensors"
+        save_file({key: tensor.to(dtype) for key, tensor in load_file(path).items()}, path)
+    loaded = ELMo.from_pretrained(folder)
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected[name]), name
+    assert loaded.embed(SENTENCES)[0].dtype == np.float32
+
+
+def test_a_model_in_half_precision_makes_a_folder_of_half_the_size(model, folder, tmp_path):
+    model.half().save_pretrained(tmp_path / "half")
+    sizes = [(where / "model.safetensors").stat().st_size for where in (tmp_path / "half", folder)]
+    assert sizes[0] < 0.7 * sizes[1]
+    assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float16}
+
+
+def test_a_fine_tuned_model_comes_back_as_it_was_left(official_model, tmp_path):
+    made = official_model()
+    model = ELMo.from_files(made.options_path, made.weights_path, freeze=False, dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()
+    model(model.to_ids(SENTENCES)).mixes[0].square().sum().backward()
+    optimizer.step()
+    model.eval().save_pretrained(tmp_path / "tuned")
+    found = ELMo.from_pretrained(tmp_path / "tuned")
+    for a, b in zip(found.embed(SENTENCES), model.embed(SENTENCES), strict=True):
+        np.testing.assert_array_equal(a, b)
+    untouched = ELMo.from_files(made.options_path, made.weights_path)
+    assert np.abs(found.embed(SENTENCES)[0] - untouched.embed(SENTENCES)[0]).max() > 1e-3
+
+
+# ---- float16 and int8 -----------------------------------------------------------------------------------------------
+
+
+def is_matrix(name: str) -> bool:
+    return name.split(".")[0] != "mixes" and not name.endswith("bias")
+
+
+def inputs_last(name: str, array: np.ndarray) -> np.ndarray:
+    """A matrix as (outputs, inputs): what a product with it sums over becomes the rows' elements."""
+    if name.startswith("layers."):  # (directions, inputs, outputs)
+        return array.swapaxes(1, 2).reshape(-1, array.shape[1])
+    return array.reshape(len(array), -1)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file as NumPy arrays; NumPy knows no bfloat16, whose values float32 holds exactly."""
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize("name", ["model", "softmax"])
+def test_int8_moves_no_weight_by_more_than_half_a_step_of_its_output(model, folder, tmp_path, name):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    exact, found = (arrays(where / f"{name}.safetensors") for where in (folder, tmp_path / "int8"))
+    matrices = {key for key in exact if is_matrix(key)}
+    assert set(found) == set(exact) | {f"{key}.scale" for key in matrices}
+    for key in matrices:
+        steps, scale, weights = found[key], found[f"{key}.scale"], exact[key].astype(np.float64)
+        assert (steps.dtype, steps.shape, scale.ndim) == (np.int8, weights.shape, weights.ndim)
+        assert (np.abs(steps.astype(np.float64) * scale - weights) <= scale / 2 * (1 + 1e-6)).all()
+        by_output = np.abs(inputs_last(key, weights))
+        sizes = inputs_last(key, np.broadcast_to(scale, weights.shape))
+        assert (sizes == sizes[:, :1]).all()  # one for each output …
+        assert scale.size == len(by_output)
+        np.testing.assert_allclose(sizes[:, 0], by_output.max(axis=1) / 127, rtol=2**-8)  # … as small as it can be
+        assert (np.abs(inputs_last(key, steps.astype(np.int64))).max(axis=1) == 127).all()
+    for key in set(exact) - matrices:
+        np.testing.assert_array_equal(found[key], exact[key].astype(np.float16))
+        assert found[key].dtype == np.float16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_stored_model_loads_as_the_float32_values_that_its_file_stands_for(model, tmp_path, dtype):
+    model.save_pretrained(tmp_path / dtype, dtype=dtype)
+    files = checkpoint.load(tmp_path / dtype)
+    for name, tensors in (("model", files.weights), ("softmax", files.softmax)):
+        raw = arrays(tmp_path / dtype / f"{name}.safetensors")
+        assert set(tensors) == {key for key in raw if not key.endswith(".scale")}
+        for key, tensor in tensors.items():
+            assert tensor.dtype == torch.float32
+            expected = raw[key].astype(np.float32) * raw.get(f"{key}.scale", np.float32(1))
+            np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_float16_is_each_number_rounded_once(model, folder, tmp_path):
+    model.save_pretrained(tmp_path / "half", dtype="float16")
+    for name in ("model.safetensors", "softmax.safetensors"):
+        exact, found = arrays(folder / name), arrays(tmp_path / "half" / name)
+        assert set(found) == set(exact)
+        for key, array in found.items():
+            assert array.dtype == np.float16
+            np.testing.assert_array_equal(array, exact[key].astype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_what_float16_cannot_hold_stays_float32(model, tmp_path, dtype):
+    with torch.no_grad():
+        model.output_layer.bias[1] = 1e5
+    model.save_pretrained(tmp_path / "folder", dtype=dtype)
+    loaded = ELMo.from_pretrained(tmp_path / "folder")
+    assert torch.equal(loaded.output_layer.bias, model.output_layer.bias)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-37, 1e-6, 1e30])
+def test_int8_takes_matrices_of_any_size(model, tmp_path, factor):
+    with torch.no_grad():
+        model.output_layer.weight[2] *= factor
+    expected = model.output_layer.weight.detach().numpy().copy()
+    model.save_pretrained(tmp_path / "folder", dtype="int8")
+    found = ELMo.from_pretrained(tmp_path / "folder").output_layer.weight.detach().numpy()
+    smallest = np.finfo(np.float32).tiny  # of a step
+    bound = np.maximum(np.abs(expected).max(axis=1, keepdims=True) / 127 * (1 + 2**-8), smallest) / 2
+    assert (np.abs(found.astype(np.float64) - expected) <= bound * (1 + 1e-6)).all()
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_loaded_model_stored_the_same_way_again_is_the_same_bytes(model, tmp_path, dtype):
+    model.save_pretrained(tmp_path / "once", dtype=dtype)
+    ELMo.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice", dtype=dtype)
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+
+
+def test_int8_survives_many_outputs_of_many_sizes_bit_for_bit(tmp_path, model):
+    """Every scale that bfloat16 rounding can make, and more rows than a tiny model has."""
+    words = [*WORDS, *map(str, range(4000))]
+    sizes = torch.logspace(-30, 30, len(words)).unsqueeze(1)
+    torch.manual_seed(1)
+    model.output_layer, model.vocabulary = OutputLayer(len(words), 5), Vocabulary(words)
+    with torch.no_grad():
+        model.output_layer.weight *= sizes
+    for name, source in (("once", lambda: model), ("twice", lambda: ELMo.from_pretrained(tmp_path / "once"))):
+        source().save_pretrained(tmp_path / name, dtype="int8")
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+
+
+def test_an_int8_model_written_as_float32_is_exactly_what_was_loaded(model, tmp_path):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    loaded = ELMo.from_pretrained(tmp_path / "int8")
+    loaded.save_pretrained(tmp_path / "wide", dtype="float32")
+    wide = ELMo.from_pretrained(tmp_path / "wide").state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(wide[name], tensor), name
+
+
+def test_float32_is_written_also_of_a_model_in_half_precision(model, tmp_path):
+    model.half().save_pretrained(tmp_path / "wide", dtype="float32")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_a_word_level_model_is_stored_in_int8_too(official_model, tmp_path):
+    made = official_model(word_level=True)
+    Vocabulary(made.vocabulary).save(tmp_path / "words.txt")
+    model = ELMo.from_files(made.options_path, made.weights_path, vocabulary=tmp_path / "words.txt")
+    model.save_pretrained(tmp_path / "folder", dtype="int8")
+    assert load_file(tmp_path / "folder" / "model.safetensors")["word_embedding.scale"].shape == (12, 1)
+    found = ELMo.from_pretrained(tmp_path / "folder").embed([["word1", "word2"]], layers=0)[0]
+    expected = made.expected(["word1", "word2"]).layers[0]
+    np.testing.assert_allclose(found, expected, atol=np.abs(expected).max() / 250)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "bfloat16", torch.float16])
+def test_a_storage_that_does_not_exist_is_refused_before_anything_is_written(model, tmp_path, dtype):
+    with pytest.raises(ValueError, match=rf"stored as float32, float16, int8, not as .*{dtype}"):
+        model.save_pretrained(tmp_path / "new", dtype=dtype)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_int8_never_hides_a_weight_that_is_no_number(model, folder, value):
+    before = contents(folder)
+    with torch.no_grad():
+        model.bilm.layers[1].projection[0, 2, 3] = value
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.projection holds NaN or infinite values, which int8 cannot store"
+    ):
+        model.save_pretrained(folder, dtype="int8")
+    assert contents(folder) == before
+
+
+GATES = "layers.0.input_weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("model", lambda t: t.pop(f"{GATES}.scale"), rf"{GATES} is int8, and {GATES}\.scale, .* is missing"),
+        ("model", lambda t: t.pop(GATES), rf"{GATES}\.scale is there, and no int8 {GATES}"),
+        ("model", lambda t: t.update({GATES: t[GATES].float()}), rf"{GATES}\.scale is there, and no int8 {GATES}"),
+        (
+            "model",
+            lambda t: t.update({"layers.0.bias.scale": torch.ones(2, 1)}),
+            r"layers\.0\.bias\.scale is there, and",
+        ),
+        (
+            "model",
+            lambda t: t.update({f"{GATES}.scale": torch.ones(2, 5, 1)}),
+            rf"{GATES}\.scale is \(2, 5, 1\), {GATES} asks for \(2, 1, 28\)",
+        ),
+        ("model", lambda t: t.update({f"{GATES}.scale": torch.ones(())}), rf"{GATES}\.scale is \(\), {GATES} asks for"),
+        (
+            "model",
+            lambda t: t.update({f"{GATES}.scale": torch.ones(2, 1, 28, dtype=torch.int64)}),
+            rf"{GATES}\.scale holds torch\.int64, not floating-point numbers",
+        ),
+        (
+            "model",
+            lambda t: t[f"{GATES}.scale"][0, 0, :3].fill_(0.0),
+            rf"{GATES}\.scale holds 3 values that are no size",
+        ),
+        ("model", lambda t: t[f"{GATES}.scale"][1, 0, :2].neg_(), rf"{GATES}\.scale holds 2 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"].fill_(torch.nan), r"weight\.scale holds 6 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"][4].fill_(torch.inf), r"weight\.scale holds 1 values that are no size"),
+        ("softmax", lambda t: t["weight.scale"][4].fill_(3e38), r"weight\.scale holds 1 values that are no size"),
+        (
+            "softmax",
+            lambda t: t.update({"weight": torch.ones(7, 5).char(), "weight.scale": torch.ones(7, 1)}),
+            r"weight is \(7, 5\), the configuration asks for \(6, 5\)",
+        ),
+        (
+            "model",
+            lambda t: t.update({"extra": torch.ones(7, 5).char(), "extra.scale": torch.ones(7, 1)}),
+            "extra is not part of a model",
+        ),
+    ],
+)
+def test_a_scale_that_does_not_fit_its_matrix_is_named(model, tmp_path, name, change, says):
+    model.save_pretrained(tmp_path / "int8", dtype="int8")
+    change_tensors(tmp_path / "int8" / f"{name}.safetensors", change)
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors: {says}"):
+        ELMo.from_pretrained(tmp_path / "int8")
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "softmax.safetensors"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:-1],
+        lambda whole: whole + b"more",
+        lambda whole: b"<html>404</html>",
+        lambda whole: pickle.dumps({"weight": [1.0]}),
+    ],
+    ids=["empty", "half", "one byte short", "too long", "HTML", "pickle"],
+)
+def test_what_is_no_whole_safetensors_file_is_named(folder, name, damage):
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
+    with pytest.raises(ValueError, match=rf"{name}: not a whole safetensors file"):
+        ELMo.from_pretrained(folder)
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "softmax.safetensors"])
+def test_nothing_is_ever_unpickled(folder, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content in (pickle.dumps(Trap()), _torch_file({"weight": Trap()}, tmp_path)):
+        (folder / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            ELMo.from_pretrained(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+def _torch_file(value, tmp_path: Path) -> bytes:
+    torch.save(value, tmp_path / "trap.pt")
+    return (tmp_path / "trap.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("model", lambda t: t.pop("layers.1.bias"), r"layers\.1\.bias \(2, 28\) is missing"),
+        ("model", lambda t: t.update(extra=torch.zeros(1)), "extra is not part of a model with this configuration"),
+        ("model", lambda t: t.update({"layers.2.bias": torch.zeros(2, 28)}), r"layers\.2\.bias is not part of a model"),
+        (
+            "model",
+            lambda t: t.update({"layers.0.bias": torch.zeros(2, 27)}),
+            r"layers\.0\.bias is \(2, 27\), the configuration asks for \(2, 28\)",
+        ),
+        ("model", lambda t: t["layers.0.bias"].fill_(torch.nan), r"layers\.0\.bias holds 56 values that are NaN"),
+        ("model", lambda t: t["layers.0.bias"][0, :3].fill_(torch.inf), r"layers\.0\.bias holds 3 values that are NaN"),
+        (
+            "model",
+            lambda t: t.update({"layers.0.bias": torch.zeros(2, 28, dtype=torch.int64)}),
+            r"layers\.0\.bias holds torch\.int64, not floating-point numbers",
+        ),
+        (
+            "model",
+            lambda t: t.update({"layers.0.bias": torch.zeros(2, 28).to(torch.float8_e4m3fn)}),
+            r"layers\.0\.bias holds torch\.float8_e4m3fn, not floating-point numbers",
+        ),
+        ("model", lambda t: t.pop("mixes.1.gamma"), r"mixes\.1\.gamma \(\) is missing"),
+        ("model", lambda t: t.update({"mixes.0.weights": torch.zeros(2)}), r"mixes\.0\.weights is \(2,\)"),
+        ("model", dict.clear, r"char_encoder\.char_embedding \(261, 3\) is missing"),
+        ("softmax", lambda t: t.pop("bias"), r"bias \(6,\) is missing"),
+        ("softmax", lambda t: t.update(weight=torch.zeros(7, 5)), r"weight is \(7, 5\), .* asks for \(6, 5\)"),
+        ("softmax", lambda t: t["weight"].fill_(-torch.inf), "weight holds 30 values that are NaN or infinite"),
+        ("softmax", lambda t: t.update(more=torch.zeros(1)), "more is not part"),
+    ],
+)
+def test_a_tensor_that_does_not_belong_is_named(folder, name, change, says):
+    change_tensors(folder / f"{name}.safetensors", change)
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors: {says}"):
+        ELMo.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.update(colour="red"), "unknown key 'colour'"),
+        (lambda c: c["bilm"].update(colour="red"), "bilm: unknown key 'colour'"),
+        (lambda c: c["bilm"].update(cell_dim="7"), "cell_dim must be int, not '7'"),
+        (lambda c: c["bilm"].update(skip_connections=1), "skip_connections must be bool, not 1"),
+        (lambda c: c["bilm"].update(filters=[[1]]), "filters must be"),
+        (lambda c: c.update(bilm=[1]), "expected a table of settings, found list"),
+        (lambda c: c.pop("bilm"), "expected a table of settings, found NoneType"),
+        (lambda c: c.update(layer_norm="yes"), "layer_norm must be true or false, not 'yes'"),
+        (lambda c: c.update(format="bert"), 'no "format": "elmokit", so another program wrote it'),
+        (lambda c: c.pop("format"), "another program wrote it"),
+    ],
+)
+def test_a_config_that_is_wrong_is_named(folder, change, says):
+    change_config(folder, change)
+    with pytest.raises(ValueError, match=rf"config\.json: .*{says}"):
+        ELMo.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c["bilm"].update(num_layers=3), r"layers\.2\.input_weight .*is missing"),
+        (lambda c: c["bilm"].update(num_layers=1), r"mixes\.0\.weights is|layers\.1\.\w+ is not part"),
+        (lambda c: c["bilm"].update(projection_dim=6), r"is \(5, 8\), the configuration asks for \(6, 8\)"),
+        (lambda c: c["bilm"].update(num_highways=0), r"char_encoder\.highways\.0\.\w+\.\w+ is not part"),
+    ],
+)
+def test_a_config_that_contradicts_the_weights_is_refused(folder, change, says):
+    change_config(folder, change)
+    with pytest.raises(ValueError, match=rf"model\.safetensors: .*{says}"):
+        ELMo.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "<html>"])
+def test_a_config_that_is_no_json_object_is_named(folder, content):
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        ELMo.from_pretrained(folder)
+
+
+def test_a_folder_that_lacks_a_file_says_which(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"empty: no config\.json, so this is no elmokit model folder"):
+        checkpoint.load(tmp_path / "empty")
+    (folder / "vocabulary.txt").unlink()
+    with pytest.raises(ValueError, match=r"softmax\.safetensors needs a vocabulary\.txt"):
+        ELMo.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors: the file is missing"):
+        ELMo.from_pretrained(folder)
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(ValueError, match=r"model\.safetensors: the file is missing"):
+        ELMo.from_pretrained(folder)
+
+
+def test_a_word_level_folder_needs_the_vocabulary_of_its_word_table(official_model, tmp_path):
+    made = official_model(word_level=True)
+    Vocabulary(made.vocabulary).save(tmp_path / "words.txt")
+    model = ELMo.from_files(made.options_path, made.weights_path, vocabulary=tmp_path / "words.txt")
+    model.save_pretrained(tmp_path / "folder")
+    found = ELMo.from_pretrained(tmp_path / "folder").embed([["word1", "word2"]], layers="all")
+    np.testing.assert_allclose(found[0], made.expected(["word1", "word2"]).layers, atol=1e-5)
+    Vocabulary(WORDS).save(tmp_path / "folder" / "vocabulary.txt")
+    with pytest.raises(ValueError, match=r"vocabulary\.txt has 6 words: this word-level model needs the 12"):
+        ELMo.from_pretrained(tmp_path / "folder")
+    (tmp_path / "folder" / "vocabulary.txt").unlink()
+    with pytest.raises(ValueError, match=r"vocabulary\.txt is missing: this word-level model needs the 12"):
+        ELMo.from_pretrained(tmp_path / "folder")
+
+
+# ---- writes that fail -----------------------------------------------------------------------------------------------
+
+
+def other(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    return model
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_a_save_that_fails_in_the_middle_leaves_the_old_model_and_no_other_file(
+    model, folder, monkeypatch, calls_before
+):
+    before, calls = contents(folder), []
+
+    def fail(tensors, path):
+        if len(calls) == calls_before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        calls.append(path)
+        save_file(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(OSError, match=rf"No space left on device: '{folder}'"):
+        other(model).save_pretrained(folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync"])
+def test_a_disk_that_fails_before_the_first_file_took_its_place_leaves_the_old_model(
+    model, folder, monkeypatch, function
+):
+    before = contents(folder)
+
+    def fail(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        other(model).save_pretrained(folder)
+    monkeypatch.undo()
+    assert contents(folder) == before
+
+
+def test_a_new_folder_is_no_model_until_its_config_is_there(model, tmp_path, monkeypatch):
+    placed = []
+    replace = os.replace
+
+    def note(source, target):
+        placed.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", note)
+    model.save_pretrained(tmp_path / "new")
+    finished = [name for name in placed if not name.endswith(".tmp")]
+    assert sorted(finished) == sorted(contents(tmp_path / "new"))
+    assert finished[-1] == "config.json"
+
+
+def test_a_disk_that_takes_no_more_is_an_error_that_names_the_file(model, folder):
+    before = contents(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*folder/model\.safetensors"):
+            other(model).save_pretrained(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert contents(folder) == before
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder on a real disk of 64 KB, of which 8 are left."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "disk")]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk can be mounted by root alone")
+    try:
+        (tmp_path / "disk" / "filler").write_bytes(bytes(56 << 10))
+        yield tmp_path / "disk"
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def test_every_writer_says_when_the_disk_is_full_and_leaves_nothing_on_it(official_model, model, tmp_path, full_disk):
+    made = official_model()
+    embedder = ElmoEmbedder(made.options_path, made.weights_path)
+    (tmp_path / "words.txt").write_text("\n".join([*WORDS, *map(str, range(2000))]), encoding="utf-8")
+    writers = {
+        "new": model.save_pretrained,
+        "official": model.export_hdf5,
+        "vectors.hdf5": lambda path: embedder.embed_file(["a b c d e f"] * 40, path),
+        "tokens.hdf5": lambda path: model.export_token_embeddings(tmp_path / "words.txt", path),
+    }
+    for name, write in writers.items():
+        with pytest.raises(OSError, match=rf"No space left on device.*{name}"):
+            write(full_disk / name)
+        assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_belong_together_appear_together_or_not_at_all(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("old", encoding="utf-8")
+    with pytest.raises(FileNotFoundError), replacing_together([first, second]) as (temporary, _):
+        temporary.write_text((tmp_path / "none").read_text(encoding="utf-8"), encoding="utf-8")
+    assert contents(tmp_path) == {"first": b"old"}
+    with replacing_together([first, second]) as temporaries:
+        for temporary in temporaries:
+            temporary.write_text("new", encoding="utf-8")
+        assert first.read_text(encoding="utf-8") == "old"
+    assert contents(tmp_path) == {"first": b"new", "second": b"new"}
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "folder"])
+def test_a_device_or_a_folder_is_never_replaced(tmp_path, path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=rf"{path}: this is no regular file"), replacing(tmp_path / path):
+        pytest.fail("got to write")
+    assert (tmp_path / path).exists()
+    assert not (tmp_path / path).is_file()
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):
+    (tmp_path / "target").write_text("old", encoding="utf-8")
+    (tmp_path / "link").symlink_to("target")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("new", encoding="utf-8")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text(encoding="utf-8") == "new"
+
+
+def test_an_output_in_no_folder_is_named_as_it_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none/out\.txt'"), replacing(tmp_path / "none" / "out.txt"):
+        pytest.fail("got to write")
+
+
+def test_an_error_about_another_file_goes_through_untouched(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"input\.txt'"), replacing(tmp_path / "out.txt"):
+        (tmp_path / "input.txt").read_text(encoding="utf-8")
+    with pytest.raises(OSError, match="words alone"), replacing(tmp_path / "out.txt"):
+        raise OSError("words alone")
+    assert contents(tmp_path) == {}
