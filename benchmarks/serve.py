@@ -28,7 +28,7 @@ import click
 import torch
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.text import tokenize
 
 PROGRAM = "from elmokit.cli_serve import serve; serve()"

@@ -28,11 +28,14 @@ from torch import Tensor
 
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, Streams
-from elmokit.corpus.heldout import run_streams
-from elmokit.network.losses import chunked_softmax_loss, gather_rows, sampled_softmax_loss
+from elmokit.network import take_rows
+from elmokit.network.losses import chunked_softmax_loss, sampled_softmax_loss
+from elmokit.network.sampling import gather_rows
 from elmokit.pretraining import PretrainConfig
-from elmokit.pretraining.batches import Batch, Loader, Spelling
-from elmokit.pretraining.learner import LanguageModel, Learner, Processes, Rates, TakeRows, embed_forms
+from elmokit.pretraining.batches import Batch, BatchMaker, Loader
+from elmokit.pretraining.optimizers import Rates
+from elmokit.pretraining.processes import Processes
+from elmokit.pretraining.step import LanguageModel, Learner
 from elmokit.text import BOW, EOW, PAD, words_to_ids
 
 SIZES = {
@@ -114,7 +117,7 @@ def measure(
     learner = Learner(made, config, Processes(device=device))
     capped = clip_targets(corpus, words)
     streams = Streams(capped, batch_size=rows, unroll=UNROLL, seed=1)
-    loader = Loader(streams, Spelling(capped, model, static_shapes=on_gpu), accumulation=1, pin=on_gpu)
+    loader = Loader(streams, BatchMaker(capped, model, static_shapes=on_gpu), accumulation=1, pin=on_gpu)
     batches = iter(loader)
     rates = Rates(1000, 1e-4, 1e-4, 0.001)
     warm = 15 if on_gpu else 2
@@ -165,20 +168,22 @@ def parts_of(learner: Learner, batch: Batch) -> dict[str, Part]:
     """Forward and backward of each part by itself, on inputs like those of the step."""
     bilm, output, config = learner.model.bilm, learner.model.output, learner.config
     with torch.no_grad(), learner._precision():
-        vectors = embed_forms(bilm, batch.words)
+        vectors = bilm.embed_groups(batch.words)
         tokens = vectors[batch.index]
-        hidden, _ = run_streams(bilm, tokens, learner.state)
+        lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
+        hidden = bilm.run_layers(tokens, lengths, learner.state)[0][-1]
     tokens_gradient, hidden_gradient = torch.randn_like(tokens), torch.randn_like(hidden)
     tokens, hidden = tokens.detach().requires_grad_(), hidden.detach().requires_grad_()
 
     def characters() -> None:
         with learner._precision():
-            found: Tensor = TakeRows.apply(embed_forms(bilm, batch.words), batch.index)
+            found: Tensor = take_rows(bilm.embed_groups(batch.words), batch.index)
         found.backward(tokens_gradient)
 
     def lstm() -> None:
         with learner._precision():
-            found, _ = run_streams(bilm, tokens, learner.state, dropout=learner._drop if config.dropout else None)
+            dropout = learner._drop if config.dropout else None
+            found = bilm.run_layers(tokens, lengths, learner.state, dropout=dropout)[0][-1]
         found.backward(hidden_gradient)
 
     def loss() -> None:

@@ -14,7 +14,7 @@ import elmokit
 import reference
 from elmokit import ELMo, Vocabulary
 from elmokit.compat import Elmo, ElmoEmbedder, ElmoModel, Embedder, TFHubELMo, batch_to_ids
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.storage.names import OFFICIAL
 
 SENTENCES = [["The", "bank", "lent", "money"], ["Hi"], ["naïve", "日本", "."]]

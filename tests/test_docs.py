@@ -25,7 +25,7 @@ from click.testing import CliRunner
 import elmokit
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.cli import main
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.tasks import TaskConfig, train
 
 # a host library's warnings are for its own users

@@ -33,8 +33,9 @@ import numpy.typing as npt
 import torch
 
 from elmokit.files import replacing
+from elmokit.inference.runner import Sentence
 from elmokit.inference.vectors import unit
-from elmokit.model import ELMo, Sentence
+from elmokit.model import ELMo
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 from elmokit.text import as_list, as_tokens, marked_word
 

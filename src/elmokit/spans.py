@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elmokit.model import ELMo, Layers, Sentence
+from elmokit.inference.runner import Sentence
+from elmokit.inference.views import Layers
+from elmokit.model import ELMo
 from elmokit.network import to_device
 from elmokit.text import as_list, as_tokens, tokenize_with_offsets
 

@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.files import ForgivingFile, replacing, sync_folder
-from elmokit.model import ELMo, Layers
+from elmokit.inference.views import Layers
+from elmokit.model import ELMo
 from elmokit.text import tokenize
 
 Format = Literal["hdf5", "npz", "parquet", "safetensors"]

@@ -10,11 +10,11 @@ import torch
 import reference
 from elmokit.corpus import Corpus, prepare
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
-from elmokit.inference.scores import perplexity_of, substitutes, token_log_probs
-from elmokit.network import BiLM
-from elmokit.network.losses import OutputLayer
+from elmokit.inference.runner import Runner
+from elmokit.inference.scores import Scorer, perplexity_of
+from elmokit.network import BiLM, OutputLayer
 from elmokit.storage import read_official
-from elmokit.text import Vocabulary
+from elmokit.text import TREEBANK, Vocabulary, make_word_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "of", "river", "lent", "money", "sat", "by", "."]
 SENTENCES = [
@@ -42,7 +42,11 @@ class Case:
         self.output = OutputLayer(len(WORDS), config.projection_dim)
         self.output.load_state_dict({"weight": torch.from_numpy(self.weight), "bias": torch.from_numpy(self.bias)})
         self.vocabulary = Vocabulary(WORDS)
-        self.model = self.bilm, self.output, self.vocabulary
+        self.scorer = self.make_scorer(self.output, self.vocabulary)
+
+    def make_scorer(self, output, vocabulary):
+        runner = Runner(make_word_ids(self.bilm.config, vocabulary), TREEBANK, "stateless")
+        return Scorer(runner, self.bilm, output, vocabulary)
 
     def expected(self, sentences, *, carry=False):
         options, arrays = self.official.options, self.official.arrays
@@ -66,14 +70,14 @@ def make_corpus(folder, sentences, name="corpus") -> Corpus:
 
 
 def test_log_probabilities_are_those_of_the_reference(case):
-    for found, expected in zip(token_log_probs(*case.model, SENTENCES), case.expected(SENTENCES), strict=True):
+    for found, expected in zip(case.scorer.log_probs(SENTENCES), case.expected(SENTENCES), strict=True):
         np.testing.assert_allclose([*found.forward, found.forward_end], expected.forward, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose([found.backward_end, *found.backward], expected.backward, rtol=1e-4, atol=1e-5)
 
 
 def test_results_keep_the_order_of_the_sentences_and_do_not_depend_on_the_batches(case):
-    alone = token_log_probs(*case.model, SENTENCES, batch_tokens=1)
-    together = token_log_probs(*case.model, SENTENCES, batch_tokens=10**6)
+    alone = case.scorer.log_probs(SENTENCES, batch_tokens=1)
+    together = case.scorer.log_probs(SENTENCES, batch_tokens=10**6)
     assert [scores.tokens for scores in alone] == SENTENCES
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens
@@ -82,7 +86,7 @@ def test_results_keep_the_order_of_the_sentences_and_do_not_depend_on_the_batche
 
 
 def test_perplexity_counts_every_word_and_one_boundary_a_sentence(case):
-    found = perplexity_of(token_log_probs(*case.model, SENTENCES))
+    found = perplexity_of(case.scorer.log_probs(SENTENCES))
     expected = case.expected(SENTENCES)
     assert found.num_tokens == sum(len(sentence) + 1 for sentence in SENTENCES)
     assert found.both == pytest.approx(reference.perplexity(expected), rel=1e-4)
@@ -91,7 +95,7 @@ def test_perplexity_counts_every_word_and_one_boundary_a_sentence(case):
 
 
 def test_no_sentences_give_no_scores_and_no_perplexity(case):
-    assert token_log_probs(*case.model, []) == []
+    assert case.scorer.log_probs([]) == []
     with pytest.raises(ValueError, match="no sentences"):
         perplexity_of([])
 
@@ -113,7 +117,7 @@ def test_heldout_runs_side_by_side_each_count_once(case, tmp_path):
     # three rows of one sentence each: no state is carried, and a batch_size that is too large is no error
     found = heldout_perplexity(case.bilm, case.output, corpus, batch_size=100, unroll=4)
     assert found.num_tokens == corpus.num_pairs
-    assert found.both == pytest.approx(perplexity_of(token_log_probs(*case.model, SENTENCES[:1])).both, rel=1e-4)
+    assert found.both == pytest.approx(perplexity_of(case.scorer.log_probs(SENTENCES[:1])).both, rel=1e-4)
 
 
 def test_heldout_perplexity_refuses_a_corpus_of_a_larger_vocabulary(case, corpus):
@@ -143,15 +147,15 @@ def test_substitutes_weigh_left_and_right_context_against_frequency(case):
     total = math.log(sum(map(math.exp, scores.values())))
     expected = sorted(((word, score - total) for word, score in scores.items()), key=lambda pair: -pair[1])
 
-    found = substitutes(*case.model, tokens, position, 100, keep_word=True)
+    found = case.scorer.substitutes(tokens, position, 100, keep_word=True)
     assert [substitute.word for substitute in found] == [word for word, _ in expected]
     np.testing.assert_allclose([s.log_prob for s in found], [score for _, score in expected], rtol=1e-3, atol=1e-4)
-    others = [s.word for s in substitutes(*case.model, tokens, position, 4)]
+    others = [s.word for s in case.scorer.substitutes(tokens, position, 4)]
     assert others == [word for word, _ in expected if word != "bank"][:4]
 
 
 def test_a_word_outside_the_vocabulary_has_substitutes_too(case):
-    found = substitutes(*case.model, ["she", "sat"], 0, 3)
+    found = case.scorer.substitutes(["she", "sat"], 0, 3)
     assert len(found) == 3
     assert not {"<S>", "</S>", "<UNK>"} & {substitute.word for substitute in found}
 
@@ -159,23 +163,24 @@ def test_a_word_outside_the_vocabulary_has_substitutes_too(case):
 @pytest.mark.parametrize(("position", "k", "message"), [(2, 1, "tokens 0 to 1"), (-1, 1, "position"), (0, 0, "k is 0")])
 def test_substitutes_refuse_a_place_outside_the_sentence(case, position, k, message):
     with pytest.raises(ValueError, match=message):
-        substitutes(*case.model, ["she", "sat"], position, k)
+        case.scorer.substitutes(["she", "sat"], position, k)
 
 
-def test_a_vocabulary_that_is_not_the_models_is_refused(case, official_model):
+def test_a_vocabulary_that_is_not_the_models_is_refused(official_model):
     larger = Vocabulary([*WORDS, "more"])
+    case = Case(official_model)
     with pytest.raises(ValueError, match="has 13 words, the softmax 12"):
-        token_log_probs(case.bilm, case.output, larger, SENTENCES)
+        case.make_scorer(case.output, larger)
     words = Case(official_model, word_level=True)
-    with pytest.raises(ValueError, match="the word table 12"):
-        token_log_probs(words.bilm, OutputLayer(13, words.output.weight.shape[1]), larger, SENTENCES)
+    with pytest.raises(ValueError, match="12 words needs its vocabulary: this one has 13 words"):
+        words.make_scorer(OutputLayer(13, words.output.weight.shape[1]), larger)
 
 
 def test_batch_tokens_must_be_positive(case):
-    with pytest.raises(ValueError, match="batch_tokens is 0"):
-        token_log_probs(*case.model, SENTENCES, batch_tokens=0)
+    with pytest.raises(ValueError, match="batch_tokens must be at least 1, not 0"):
+        case.scorer.log_probs(SENTENCES, batch_tokens=0)
 
 
 def test_a_hopeless_model_has_infinite_perplexity_and_no_overflow(case):
     case.output.bias.data[4] = 1e5
-    assert perplexity_of(token_log_probs(*case.model, [["money"]])).forward == math.inf
+    assert perplexity_of(case.scorer.log_probs([["money"]])).forward == math.inf

@@ -28,7 +28,7 @@ from datasets import Dataset
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary, tokenize
 from elmokit.integrations import sentence_transformers as ours
 from elmokit.integrations.sentence_transformers import ElmoEmbeddings
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 
 TEXTS = ["The bank lent money.", "", f"He said: {'o' * 99}!", "Ça va? 友達", "I cannot pay $3.50, Mr. Jones."]
 

@@ -10,16 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elmokit.network import losses
-from elmokit.network.losses import (
-    SCORES_PER_CHUNK,
-    LogUniformSampler,
-    Negatives,
-    OutputLayer,
-    chunked_softmax_loss,
-    full_softmax_loss,
-    gather_rows,
-    sampled_softmax_loss,
-)
+from elmokit.network.losses import chunked_softmax_loss, full_softmax_loss, sampled_softmax_loss
+from elmokit.network.output import SCORES_PER_CHUNK, OutputLayer
+from elmokit.network.sampling import LogUniformSampler, Negatives, gather_rows
 
 V, P, N, S = 37, 5, 23, 11
 

@@ -13,7 +13,8 @@ import reference
 from elmokit import kernels
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, eager
-from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, distinct_rows, encoder, lstm
+from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, lstm
+from elmokit.network.bilm import distinct_rows
 from elmokit.storage import read_official
 from elmokit.text import batch_to_ids
 
@@ -430,8 +431,8 @@ def test_no_words_have_no_distinct_rows():
 
 def test_each_distinct_word_is_encoded_once(model, bilm, monkeypatch):
     seen = []
-    real = CharacterEncoder._maxima
-    monkeypatch.setattr(CharacterEncoder, "_maxima", lambda self, ids: seen.append(len(ids)) or real(self, ids))
+    real = encoder.filter_maxima
+    monkeypatch.setattr(encoder, "filter_maxima", lambda ids, *rest: seen.append(len(ids)) or real(ids, *rest))
     bilm(model.ids([["a", "b", "a"], ["b", "c"]]))
     assert seen == [2 + 3]  # the boundaries, and a, b, c
 

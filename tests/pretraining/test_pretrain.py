@@ -25,7 +25,7 @@ from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, Streams, build_vocabulary, prepare
 from elmokit.model import ELMo
 from elmokit.network import BiLM
-from elmokit.network.losses import LogUniformSampler, Negatives
+from elmokit.network.sampling import LogUniformSampler, Negatives
 from elmokit.pretraining import (
     DivergenceError,
     PretrainConfig,
@@ -37,8 +37,10 @@ from elmokit.pretraining import (
     pretrain,
     run_recipe,
 )
-from elmokit.pretraining.batches import Loader, Spelling, StepBatches
-from elmokit.pretraining.learner import LanguageModel, Learner, Processes, Rates, embed_forms
+from elmokit.pretraining.batches import BatchMaker, Loader, StepBatches
+from elmokit.pretraining.optimizers import Rates
+from elmokit.pretraining.processes import Processes
+from elmokit.pretraining.step import LanguageModel, Learner
 from elmokit.storage import read_official, snapshots
 from elmokit.storage.folder import load
 from elmokit.storage.snapshots import Snapshot, Snapshots
@@ -97,9 +99,9 @@ def make_learner(corpus: Corpus, *, dtype=torch.float32, model=MODEL, **settings
 
 def step_batches(corpus: Corpus, number: int, *, batch_size=4, unroll=5, accumulation=1, model=MODEL):
     streams = Streams(corpus, batch_size=batch_size, unroll=unroll, seed=1)
-    spelling = Spelling(corpus, model, static_shapes=False)
+    maker = BatchMaker(corpus, model, static_shapes=False)
     return [
-        StepBatches([spelling.spell(streams.next()) for _ in range(accumulation)], streams.state) for _ in range(number)
+        StepBatches([maker.make(streams.next()) for _ in range(accumulation)], streams.state) for _ in range(number)
     ]
 
 
@@ -168,7 +170,7 @@ def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_stream
     learner = make_learner(corpus, model=model_config, dropout=0.0)
     learner.model.bilm.load_state_dict(weights)
     streams = Streams(corpus, batch_size=3, unroll=4, seed=1)
-    spelling = Spelling(corpus, model_config, static_shapes=False)
+    maker = BatchMaker(corpus, model_config, static_shapes=False)
     state = learner.model.bilm.initial_state(3)
     spelled = {row.tobytes(): word for word, row in _spellings(corpus)}
     softmax = {n: p.detach().numpy().astype(np.float64) for n, p in learner.model.output.named_parameters()}
@@ -176,7 +178,7 @@ def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_stream
     for _ in range(3):
         batch = streams.next()
         with torch.no_grad():
-            forward, backward, state = learner.losses(spelling.spell(batch), state)
+            forward, backward, state = learner.losses(maker.make(batch), state)
         for which, found, inputs, targets in (
             (0, forward, batch.forward_inputs, batch.forward_targets),
             (1, backward, batch.backward_inputs, batch.backward_targets),
@@ -213,13 +215,13 @@ def test_words_encoded_in_groups_are_those_of_the_network_and_so_are_their_gradi
         max_characters=model.max_characters,
     )  # fmt: skip
     raw = Streams(corpus, batch_size=2, unroll=15, seed=0).next()
-    batch = Spelling(corpus, model, static_shapes=static_shapes).spell(raw)
+    batch = BatchMaker(corpus, model, static_shapes=static_shapes).make(raw)
     torch.manual_seed(0)
     bilm = BiLM(model).double()
     for bias in (p for name, p in bilm.named_parameters() if name.endswith("bias")):
         torch.nn.init.normal_(bias)
 
-    found = embed_forms(bilm, batch.words)[batch.index]  # (D, T, B, P)
+    found = bilm.embed_groups(batch.words)[batch.index]  # (D, T, B, P)
     forms = np.stack([raw.forward_inputs.T, raw.backward_inputs.T[::-1]])
     ids = torch.from_numpy(np.asarray(corpus.forms)[forms.reshape(-1)].astype(np.int64) + 1)
     expected = torch.cat([bilm.embed_words(row[None]) for row in ids]).view_as(found)
@@ -234,14 +236,14 @@ def test_words_encoded_in_groups_are_those_of_the_network_and_so_are_their_gradi
 
 def test_static_shapes_stay_the_same_from_batch_to_batch(corpus):
     streams = Streams(corpus, batch_size=4, unroll=5, seed=1)
-    spelling = Spelling(corpus, MODEL, static_shapes=True)
-    shapes = [[tensor.shape for tensor in spelling.spell(streams.next()).tensors()] for _ in range(20)]
+    maker = BatchMaker(corpus, MODEL, static_shapes=True)
+    shapes = [[tensor.shape for tensor in maker.make(streams.next()).tensors()] for _ in range(20)]
     assert all(shape == shapes[0] for shape in shapes)
 
 
 def test_a_corpus_of_other_word_lengths_is_refused(corpus):
-    with pytest.raises(ValueError, match="prepared with 50 characters a word, the model reads 30"):
-        Spelling(corpus, dataclasses.replace(MODEL, max_characters=30), static_shapes=False)
+    with pytest.raises(ValueError, match="prepared with 50 characters per word, the model reads 30"):
+        BatchMaker(corpus, dataclasses.replace(MODEL, max_characters=30), static_shapes=False)
 
 
 def test_dropout_zeroes_its_share_scales_the_rest_and_repeats_with_the_step(corpus):
@@ -348,12 +350,12 @@ def test_under_the_sampled_softmax_adamw_leaves_the_output_layer_to_adagrad(corp
 
 def test_the_running_average_forgets_by_its_share(corpus):
     learner = make_learner(corpus)
-    average = learner.flat.values.clone()
+    average = learner.optimizer.flat.values.clone()
     for number, one in enumerate(step_batches(corpus, 3), 1):
         learner.step(one, rates(number, ema_share=0.3))
-        average.lerp_(learner.flat.values, 0.3)
+        average.lerp_(learner.optimizer.flat.values, 0.3)
     torch.testing.assert_close(
-        learner.trained.bilm.layers[0].projection, learner.flat.view(average, "bilm.layers.0.projection")
+        learner.trained.bilm.layers[0].projection, learner.optimizer.flat.view(average, "bilm.layers.0.projection")
     )
     assert not torch.equal(learner.trained.output.weight, learner.model.output.weight)
 
@@ -413,7 +415,8 @@ def test_the_result_loads_speaks_and_exports(finished, tmp_path):
     assert likely.both < unlikely.both
     model.export_hdf5(tmp_path)
     again = ELMo.from_files(tmp_path / "options.json", tmp_path / "weights.hdf5")
-    np.testing.assert_array_equal(again.embed([["she"]])[0], model.embed([["she"]])[0])
+    fresh = ELMo.from_pretrained(result.folder)  # no word in its cache either
+    np.testing.assert_array_equal(again.embed([["she"]])[0], fresh.embed([["she"]])[0])
 
 
 def test_the_card_tells_data_curve_and_recipe(finished):
@@ -571,7 +574,7 @@ CHILD = """
     from elmokit.config import BiLMConfig
     from elmokit.pretraining import pretrain
     from elmokit.storage import snapshots
-    from elmokit.pretraining.learner import Learner
+    from elmokit.pretraining.step import Learner
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -739,7 +742,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(corpus):
     with pytest.raises(ValueError, match="here: values is"):
         learner.restore(other.tensors(), source="here")
     with pytest.raises(ValueError, match="here: squares is missing"):
-        learner.restore({"values": learner.flat.values}, source="here")
+        learner.restore({"values": learner.optimizer.flat.values}, source="here")
 
 
 # ---- what ends a run early -------------------------------------------------------------------------------------------
@@ -794,7 +797,7 @@ def test_an_error_in_the_loaders_thread_reaches_the_caller(corpus):
         def next(self):
             raise RuntimeError("the disk is gone")
 
-    loader = Loader(Broken(), Spelling(corpus, MODEL, static_shapes=False), accumulation=1, pin=False)
+    loader = Loader(Broken(), BatchMaker(corpus, MODEL, static_shapes=False), accumulation=1, pin=False)
     with pytest.raises(RuntimeError, match="the disk is gone"):
         next(iter(loader))
     loader.close()
@@ -810,7 +813,7 @@ WORKER = """
     from pathlib import Path
     from elmokit.config import BiLMConfig
     from elmokit.pretraining import pretrain
-    from elmokit.pretraining.learner import Learner
+    from elmokit.pretraining.step import Learner
 
     job = json.loads(sys.argv[1])
     mark, step = Path(job["mark"]), Learner.step
@@ -910,10 +913,10 @@ def test_rows_that_processes_cannot_share_are_refused(text, tmp_path, monkeypatc
 
 
 def test_a_device_that_is_not_there_is_refused(text, tmp_path):
-    with pytest.raises(ValueError, match="device is 'gpu'"):
+    with pytest.raises(ValueError, match="device 'gpu' cannot be used"):
         pretrain(**text, model=MODEL, out=tmp_path, **{**SETTINGS, "device": "gpu"})
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no GPU that torch can use"):
+        with pytest.raises(ValueError, match="device 'cuda' cannot be used"):
             pretrain(**text, model=MODEL, out=tmp_path, **{**SETTINGS, "device": "cuda"})
 
 
@@ -936,8 +939,8 @@ def test_a_gpu_takes_the_same_steps_recorded_or_not_and_as_the_cpu_takes_them(co
         if learner._recorder is not None:
             learner._recorder._works = recorded
         streams = Streams(corpus, batch_size=4, unroll=5, seed=1)
-        spelling = Spelling(corpus, model, static_shapes=device == "cuda")
-        loader = Loader(streams, spelling, accumulation=learner.config.accumulation, pin=device == "cuda")
+        maker = BatchMaker(corpus, model, static_shapes=device == "cuda")
+        loader = Loader(streams, maker, accumulation=learner.config.accumulation, pin=device == "cuda")
         found = []
         for number, batches in zip(range(1, 11), loader, strict=False):
             learner.step(batches, rates(number, learning_rate=0.01, output_learning_rate=0.01))

@@ -26,7 +26,7 @@ from elmokit.datasets.readers import (
 )
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.probes import (
     PROBES,
     SENSE_TRIPLES,

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.text import tokenize
 

@@ -22,7 +22,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.serve import app as app_module
 from elmokit.serve import wire
 from elmokit.serve.app import create_app

@@ -28,7 +28,7 @@ from test_serve import make_model
 import elmokit.tasks
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.cli import serve as cli_serve
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.serve import server
 from elmokit.serve.app import create_app
 from elmokit.serve.settings import METRICS_VARIABLE, Settings

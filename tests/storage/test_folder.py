@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from elmokit import ELMo, Vocabulary
 from elmokit.compat import ElmoEmbedder
 from elmokit.files import replacing, replacing_together
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 from elmokit.storage import folder as checkpoint
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "."]

@@ -14,7 +14,7 @@ import torch
 import reference
 from elmokit import ELMo, Vocabulary
 from elmokit import storage as formats
-from elmokit.network.losses import OutputLayer
+from elmokit.network import OutputLayer
 
 VARIANTS = {
     "published": {},

@@ -41,7 +41,8 @@ from elmokit.cli.training import finetune, prepare, pretrain, vocab
 
 if TYPE_CHECKING:
     from elmokit.inference.scores import Perplexity
-    from elmokit.model import ELMo, Layers
+    from elmokit.inference.views import Layers
+    from elmokit.model import ELMo
     from elmokit.storage.folder import ModelFiles
     from elmokit.storage.names import Location
     from elmokit.vector_files import VectorFile, Written

@@ -40,7 +40,7 @@ from elmokit.corpus.sources import (
 )
 from elmokit.corpus.workers import run_in_order
 from elmokit.files import replacing
-from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, words_to_ids
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, WordIds, words_to_ids
 
 FORMAT = "elmokit corpus 1"
 
@@ -104,6 +104,17 @@ class Corpus:
     def num_pairs(self) -> int:
         """Predictions in each direction: of every word, and of every sentence's end."""
         return self.num_tokens + self.num_sentences
+
+    def ids_of(self, forms: npt.NDArray[np.generic], word_ids: WordIds) -> npt.NDArray[Any]:
+        """Word forms as the shifted ids that a biLM reads: int16 characters (N, C), or int32 words (N,)."""
+        table = self.form_targets if word_ids.num_columns is None else self.forms
+        if word_ids.num_columns not in (None, self.forms.shape[1]):
+            raise ValueError(
+                f"{self.folder} was prepared with {self.forms.shape[1]} characters per word, the model reads "
+                f"{word_ids.num_columns} ids per word: prepare the text again, or set max_characters"
+            )
+        ids: npt.NDArray[Any] = np.asarray(table)[forms] + table.dtype.type(1)
+        return ids
 
     def verify(self) -> None:
         """Read everything and compare the checksums; a ValueError names the shard or the file that was changed."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from elmokit.text import tokenize
+from elmokit.text import Tokenizer
 
 Paths = str | Path | Sequence[str | Path]
 Tokenized = bool | Literal["characters"]
@@ -92,13 +92,12 @@ def sentences(content: bytes, *, tokenized: Tokenized) -> tuple[Iterator[list[st
         text = content.decode(errors="replace")
         num_replaced = sum(not _is_utf8(line) for line in content.split(b"\n"))
     # Not splitlines: it also splits at characters that stand inside lines, as U+2028.
-    split = list_characters if tokenized == "characters" else str.split if tokenized else tokenize
-    return map(split, text.split("\n")), num_replaced
+    return map(tokenizer_of(tokenized), text.split("\n")), num_replaced
 
 
-def list_characters(line: str) -> list[str]:
-    """Each character a token, spaces apart: for languages that write none."""
-    return list("".join(line.split()))
+def tokenizer_of(tokenized: Tokenized) -> Tokenizer:
+    """The tokenizer that `tokenized` means; a model trained on the text keeps it."""
+    return Tokenizer("characters" if tokenized == "characters" else "spaces" if tokenized else "treebank")
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -206,3 +206,11 @@ def _read_pairs(corpus: Corpus, forward: Places, backward: Places) -> TrainingBa
         backward_inputs=np.maximum(stream.take(backward + 1), 1),
         backward_targets=targets.take(stream.take(backward)),
     )
+
+
+def stream_layout(forward: npt.NDArray[np.generic], backward: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Two streams' rows (B, T), each in its own reading order -> (D, T, B).
+
+    The LSTMs walk direction 1 from the last step down, so its rows stand with their first token last.
+    """
+    return np.stack([forward.T, backward.T[::-1]])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ from elmokit.network import to_device
 class WordCache:
     """Word -> its context-free vector, kept across calls; words that were not used lately make room for new ones."""
 
-    def __init__(self, embed: Callable[[Sequence[str]], Tensor], capacity: int) -> None:
-        self.embed, self.capacity = embed, capacity
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._lock = threading.Lock()
         self._empty()
 
@@ -38,10 +37,23 @@ class WordCache:
         self._used = np.zeros(0, dtype=np.int64)  # the call that last read each slot
         self._call = 0
 
-    def lookup(self, words: Sequence[str], place: Callable[[npt.NDArray[np.int64]], Any], key: object) -> Tensor:
-        """The vectors of the words at `place(slots)`, an array of slots; `key` changes with what makes the vectors.
+    def lookup(
+        self,
+        words: Sequence[str],
+        embed: Callable[[Sequence[str]], Tensor],
+        place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        key: object,
+    ) -> Tensor:
+        """The vectors of words.
 
-        A call may hold more words than the cache has room for; what is too many is forgotten after it.
+        Args:
+            words: Words, also repeated. A call may hold more than the cache has room for; it forgets the rest after.
+            embed: Gives the vectors (N, P) of words that are not in the cache.
+            place: From the slot of each word to the array of slots whose vectors are wanted.
+            key: Changes with the weights that make the vectors; the cache is then emptied.
+
+        Returns:
+            Vectors of the shape that `place` gives, and P.
         """
         with self._lock:
             if key != self._key:
@@ -52,7 +64,7 @@ class WordCache:
             slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
             if len(self._slots) > begin:
                 try:
-                    self._fill(begin)
+                    self._fill(begin, embed)
                 except BaseException:
                     self._empty()  # the new words have no vectors
                     raise
@@ -64,9 +76,9 @@ class WordCache:
                 self._make_room()
             return vectors
 
-    def _fill(self, begin: int) -> None:
+    def _fill(self, begin: int, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """Make the vectors of the words from slot `begin` on."""
-        vectors = self.embed(list(islice(self._slots, begin, None)))
+        vectors = embed(list(islice(self._slots, begin, None)))
         end = begin + len(vectors)
         if self._table is None or end > len(self._table):
             grown = vectors.new_empty(2 * end, vectors.shape[1])

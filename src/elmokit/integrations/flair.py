@@ -60,7 +60,7 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
         else:
             elmo = ELMo.from_pretrained(FLAIR_NAMES.get(str(model), model), num_mixes=0)
         elmo.output_layer = None
-        if not elmo.vocabulary_is_input:
+        if not elmo.reads_words:
             elmo.vocabulary = None
         # not as a submodule: frozen weights need no optimizer, and go to a file once, as a folder in `to_params`
         self.__dict__["elmo"] = elmo

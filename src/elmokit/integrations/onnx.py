@@ -73,7 +73,7 @@ def export_onnx(
         "dtype": dtype,
     }
     # who has the file alone can still make ids
-    if model.vocabulary_is_input and model.vocabulary is not None:
+    if model.reads_words and model.vocabulary is not None:
         metadata["vocabulary"] = "\n".join(model.vocabulary.words)
     if model.lexicon is not None:
         metadata["lexicon"] = json.dumps({"characters": model.lexicon.characters, "words": model.lexicon.words})

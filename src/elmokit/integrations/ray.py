@@ -38,7 +38,8 @@ import torch
 
 from elmokit.corpus.sources import Paths, find_files
 from elmokit.files import replacing, sync_folder
-from elmokit.model import ELMo, Layers
+from elmokit.inference.views import Layers
+from elmokit.model import ELMo
 from elmokit.text import tokenize
 from elmokit.vector_files import VectorFile, Written, nest_vectors, read_lines
 

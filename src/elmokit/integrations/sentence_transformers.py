@@ -83,7 +83,7 @@ class ElmoEmbeddings(InputModule):
         self.elmo.state, self.elmo.keep_boundaries = "stateless", False
         if layers != "mix":
             self.elmo.mixes = nn.ModuleList()
-        if not elmo.vocabulary_is_input:
+        if not elmo.reads_words:
             self.elmo.vocabulary = None
 
     def preprocess(

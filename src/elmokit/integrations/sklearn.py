@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.model import ELMo, Layers
+from elmokit.inference.views import Layers
+from elmokit.model import ELMo
 from elmokit.text import as_list
 
 try:

@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit.model import ELMo, Layers
+from elmokit.inference.views import Layers
+from elmokit.model import ELMo
 
 try:
     import srsly  # type: ignore[import-untyped]
@@ -49,7 +50,7 @@ def _load(name: str | Path | None, *, freeze: bool = True) -> ELMo:
     """The biLM alone, where spaCy computes; a pipeline has no use for the softmax."""
     elmo = ELMo.from_pretrained(name, freeze=freeze, num_mixes=0, device=get_torch_default_device())
     elmo.output_layer = None
-    if not elmo.vocabulary_is_input:
+    if not elmo.reads_words:
         elmo.vocabulary = None
     return elmo
 

@@ -10,11 +10,12 @@ int8.py      layers for inference with int8 weights
 devices.py   which device, and how tensors get there
 """
 
-from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, distinct_rows
-from elmokit.network.devices import to_device
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, take_rows
+from elmokit.network.devices import find_device, to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
 from elmokit.network.mix import ScalarMix
+from elmokit.network.output import OutputLayer
 
 __all__ = [
     "BiLM",
@@ -22,8 +23,10 @@ __all__ = [
     "BiLMState",
     "CharacterEncoder",
     "LexiconEncoder",
+    "OutputLayer",
     "ProjectedLSTM",
     "ScalarMix",
-    "distinct_rows",
+    "find_device",
+    "take_rows",
     "to_device",
 ]

@@ -1,20 +1,20 @@
 """The biLM of Peters et al. (2018), section 3, in the order that data flows.
 
-Enters: character ids (B, T, C), word ids (B, T) of a word-level model, or both (B, T, 1 + C) of a model with a lexicon;
-0 is padding, every other id is shifted by 1.
-Leaves: every layer's vectors (L+1, B, T, 2P), their mask, and the state.
+Input: shifted ids of tokens, (B, T, C) characters, (B, T) words of a word-level model, or (B, T, 1 + C) of a model with
+a lexicon (see `text/ids.py`); 0 is padding.  Output: every layer's vectors (L+1, B, T, 2P), their mask, and the state.
+Use and training share one pass over the layers, `run_layers`.
 
-Legend of shapes: B sentences, T tokens, N distinct words, C characters of a word (cells inside the LSTM), F filters,
-P projection, L LSTM layers, D = 2 directions.
+Legend of shapes: B sentences, T tokens, N distinct words, C characters of a word (cells inside the LSTM), P projection,
+L LSTM layers, D = 2 directions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
 from elmokit.settings import to_mapping
-from elmokit.text import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, Lexicon, lexicon_boundaries, words_to_ids
+from elmokit.text import word_ids_of_sizes
 
 
 class BiLMState(NamedTuple):
@@ -44,16 +44,21 @@ class BiLMOutput:
     layers: Tensor
     """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l the l-th LSTM's [forward; backward]."""
     mask: Tensor
-    """(B, T) bool: True where a token stands."""
+    """(B, T) bool: True at tokens, False at padding."""
     state: BiLMState
 
 
 class BiLM(nn.Module):
-    """A bidirectional language model without its softmax.  A call is pure: state goes in and comes out."""
+    """A bidirectional language model without its softmax.  A call is pure: state goes in and comes out.
+
+    Args:
+        config: Sizes and variants.
+    """
 
     def __init__(self, config: BiLMConfig) -> None:
         super().__init__()
         self.config, self.is_int8, self._digest_before_int8 = config, False, ""
+        self.word_ids = word_ids_of_sizes(config)
         self.char_encoder: CharacterEncoder | None = None
         self.lexicon_encoder: LexiconEncoder | None = None
         self.word_embedding: nn.Parameter | None = None
@@ -67,6 +72,7 @@ class BiLM(nn.Module):
                 num_words=config.num_lexicon_words,
                 word_dim=config.word_dim,
                 projection_dim=config.projection_dim,
+                max_characters=config.max_characters,
             )
         elif config.num_words is None:
             self.char_encoder = CharacterEncoder(
@@ -75,6 +81,7 @@ class BiLM(nn.Module):
                 activation=config.activation,
                 num_highways=config.num_highways,
                 projection_dim=config.projection_dim if config.char_projection else None,
+                max_characters=config.max_characters,
             )
         else:
             self.word_embedding = nn.Parameter(torch.empty(config.num_words, config.projection_dim))
@@ -89,24 +96,15 @@ class BiLM(nn.Module):
             for _ in range(config.num_layers)
         )
         self.boundary_ids: Tensor
-        self.register_buffer("boundary_ids", self._boundary_ids(), persistent=False)
-
-    def _boundary_ids(self) -> Tensor:
-        """Shifted ids of the two boundary tokens: (2, C) characters, (2,) words, or (2, 1 + C) of a lexicon."""
-        if self.config.num_words is not None:
-            return torch.tensor([self.config.bos_id + 1, self.config.eos_id + 1])
-        if (known := self.config.num_lexicon_characters) is not None:
-            return torch.from_numpy(lexicon_boundaries(known, max_characters=self.config.max_characters)) + 1
-        ids = words_to_ids([BOS_TOKEN, EOS_TOKEN], max_characters=self.config.max_characters)
-        return torch.from_numpy(ids).long() + 1
+        self.register_buffer("boundary_ids", torch.from_numpy(self.word_ids.boundaries), persistent=False)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take tensors as parameters, without a copy; also on a model that was made on the meta device."""
         self.load_state_dict(dict(weights), assign=True)
-        self.boundary_ids = self._boundary_ids().to(next(self.parameters()).device)
+        self.boundary_ids = torch.from_numpy(self.word_ids.boundaries).to(next(self.parameters()).device)
 
     def digest(self) -> str:
-        """The SHA-256 of the sizes and of the weights as they are, wherever they are."""
+        """The SHA-256 of the sizes and of the weights as they are, on any device."""
         if self.is_int8:
             return hashlib.sha256(f"{self._digest_before_int8} as int8".encode()).hexdigest()
         digest = hashlib.sha256(json.dumps(to_mapping(self.config), sort_keys=True).encode())
@@ -132,67 +130,126 @@ class BiLM(nn.Module):
         self.requires_grad_(False)
         self.is_int8 = True
 
-    def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
-        """Shifted character ids (B, T, C), word ids (B, T), or ids of a lexicon (B, T, 1 + C) -> all layers.
+    # ---- words -> context-free vectors -------------------------------------------------------------------------------
 
-        Boundary tokens are added to each sentence here, and taken off again unless `keep_boundaries`.
+    def embed_words(self, ids: Tensor) -> Tensor:
+        """Context-free vectors of words.
+
+        Args:
+            ids: Shifted ids (N, C), (N,) or (N, 1 + C), on any device.
+
+        Returns:
+            (N, P) on the model's device.
+        """
+        kernels.check_dtype(next(self.parameters()))
+        encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
+        if encoder is not None:
+            vectors: Tensor = encoder(ids)
+            return vectors
+        return self._look_up(to_device(ids, next(self.parameters()).device))
+
+    def embed_groups(self, groups: Sequence[Tensor]) -> Tensor:
+        """Context-free vectors of words that come in groups of one length, as training brings them.
+
+        Args:
+            groups: Shifted ids on the model's device: (N, C) of each group (see `CharacterEncoder.encode_groups`); of a
+                word-level model one group (N,).
+
+        Returns:
+            (N of all groups, P).
+        """
+        if self.char_encoder is not None:
+            return self.char_encoder.encode_groups(groups)
+        return self._look_up(torch.cat(list(groups)).long())
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        assert self.word_embedding is not None
+        return functional.embedding(ids - 1, self.word_embedding)
+
+    def word_parameters(self) -> list[nn.Parameter]:
+        """The parameters that context-free vectors depend on."""
+        encoder = self.char_encoder or self.lexicon_encoder
+        if encoder is not None:
+            return list(encoder.parameters())
+        return [] if self.word_embedding is None else [self.word_embedding]
+
+    # ---- context-free vectors -> layers ------------------------------------------------------------------------------
+
+    def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
+        """Run sentences through the biLM. Boundary tokens are added to each sentence here.
+
+        Args:
+            ids: Shifted ids (B, T, C), (B, T) or (B, T, 1 + C).
+            state: State after the batch before this one; None starts from zeros.
+            keep_boundaries: Leave the boundary tokens in the result, which then has T + 2 tokens.
         """
         mask = self._mask(ids)
         num_rows, num_steps = mask.shape
         lengths = mask.sum(dim=1)  # (B,)
         words, inverse = distinct_rows(ids[mask])
         vectors = self.embed_words(torch.cat([self.boundary_ids, words]))  # (2 + N, P)
-        # vector 0 is <S>, 1 is </S>; which one stands at padding does not matter
+        # vector 0 is <S>, 1 is </S>; which one is at padding does not matter
         index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
         index[:, 1:-1][mask] = inverse + 2
         index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
-        return self.contextualize(vectors[index.t()], lengths + 2, state=state, keep_boundaries=keep_boundaries)
-
-    def embed_words(self, ids: Tensor) -> Tensor:
-        """Context-free vectors of words: shifted ids (N, C), (N,) or (N, 1 + C), on any device -> (N, P)."""
-        kernels.check_dtype(next(self.parameters()))
-        encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
-        if encoder is not None:
-            vectors: Tensor = encoder(ids)
-            return vectors
-        assert self.word_embedding is not None
-        return functional.embedding(to_device(ids, self.word_embedding.device) - 1, self.word_embedding)
+        return self.contextualize(
+            take_rows(vectors, index.t()), lengths + 2, state=state, keep_boundaries=keep_boundaries
+        )
 
     def contextualize(
         self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
     ) -> BiLMOutput:
-        """Run the LSTMs over token vectors (T, B, P), time first, each row with its boundary tokens.
+        """Run the LSTMs over token vectors.
 
-        `lengths` (B,) counts a row's tokens, boundaries included; what stands after them is not read.
+        Args:
+            tokens: (T, B, P), time first, each row with its boundary tokens.
+            lengths: (B,) tokens of each row, boundaries included; what follows them is not read.
+            state: State after the batch before this one; None starts from zeros.
+            keep_boundaries: Leave the boundary tokens in the result.
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
         x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
         state = self.initial_state(num_rows) if state is None else self._check_state(state, num_rows)
-        outputs = x.expand(2, *x.shape)  # (D, T, B, P)
-        layers, last = [outputs], []
-        for number, layer in enumerate(self.layers):
-            inputs = outputs
-            outputs, layer_state = layer(inputs, lengths, LSTMState(state.hidden[number], state.cell[number]))
-            if number > 0 and self.config.skip_connections:
-                outputs = outputs + inputs
-            layers.append(outputs)
-            last.append(layer_state)
+        layers, state = self.run_layers(x.expand(2, *x.shape), lengths, state)  # (D, T, B, P) each
         if not keep_boundaries:
             mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
         # (L+1, D, T, B, P) -> (L+1, T, B, 2P)
         stacked = torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers])
         if not keep_boundaries and len(mask):
-            # a sentence is two tokens shorter now: where its </S> still stands, there is padding
+            # a sentence is two tokens shorter now: at the place of its </S> is padding
             rows = torch.arange(num_rows, device=lengths.device)
             ends = (lengths - 2).clamp(max=len(mask) - 1)
             is_gone = (lengths == num_steps).unsqueeze(-1)  # the longest sentences lost theirs with the last step
             stacked[:, ends, rows] = torch.where(is_gone, stacked[:, ends, rows], 0.0)
-        return BiLMOutput(
-            stacked.transpose(1, 2),  # (L+1, B, T, 2P)
-            mask.t(),
-            BiLMState(torch.stack([s.hidden for s in last]), torch.stack([s.cell for s in last])),
-        )
+        return BiLMOutput(stacked.transpose(1, 2), mask.t(), state)  # (L+1, B, T, 2P), (B, T)
+
+    def run_layers(
+        self, x: Tensor, lengths: Tensor, state: BiLMState, *, dropout: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[list[Tensor], BiLMState]:
+        """Run every layer, in both directions.
+
+        Args:
+            x: (D, T, B, P) token vectors. The directions may read different tokens, as in training; direction 1 walks
+                from the last step to the first.
+            lengths: (B,) tokens of each row.
+            state: State before the first token.
+            dropout: Applied to each LSTM's input (and so to what a skip connection carries) and to the last output.
+
+        Returns:
+            (D, T, B, P) of each of the L+1 layers, the first being the input, and the state after the last token.
+        """
+        drop = dropout or (lambda y: y)
+        x = drop(x)
+        layers, states = [x], []
+        for number, layer in enumerate(self.layers):
+            outputs, after = layer(x, lengths, LSTMState(state.hidden[number], state.cell[number]))
+            if number > 0 and self.config.skip_connections:
+                outputs = outputs + x
+            x = drop(outputs)
+            layers.append(x)
+            states.append(after)
+        return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))
 
     def initial_state(self, num_rows: int) -> BiLMState:
         """The state before the first token: zeros."""
@@ -204,36 +261,33 @@ class BiLM(nn.Module):
     def _check_state(self, state: BiLMState, num_rows: int) -> BiLMState:
         expected = self.initial_state(num_rows)
         if not isinstance(state, BiLMState):
-            raise ValueError(f"state must be a BiLMState, as a run's output holds it, or None, not {state!r}")
-        for name, given, wanted in zip(BiLMState._fields, state, expected, strict=True):
-            if given.shape != wanted.shape:
+            raise ValueError(f"state must be a BiLMState, as in the output of a run, or None, not {state!r}")
+        for name, part, wanted in zip(BiLMState._fields, state, expected, strict=True):
+            if part.shape != wanted.shape:
                 raise ValueError(
-                    f"state.{name} is {tuple(given.shape)}, this batch needs {tuple(wanted.shape)} "
+                    f"state.{name} is {tuple(part.shape)}, this batch needs {tuple(wanted.shape)} "
                     "(layers, directions, rows, width): pass the state of a batch with as many rows, or None"
                 )
-            if (given.dtype, given.device) != (wanted.dtype, wanted.device):
+            if (part.dtype, part.device) != (wanted.dtype, wanted.device):
                 raise ValueError(
-                    f"state.{name} is {given.dtype} on {given.device}, the model {wanted.dtype} on {wanted.device}"
+                    f"state.{name} is {part.dtype} on {part.device}, the model {wanted.dtype} on {wanted.device}"
                 )
         return state
 
     def _mask(self, ids: Tensor) -> Tensor:
         """(B, T) bool from shifted ids; ids of a wrong shape, type or range are a ValueError."""
         if not isinstance(ids, Tensor):
-            raise ValueError(f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids")
-        columns, known = self.config.id_columns, self.config.num_lexicon_characters
-        maker = "batch_to_ids" if known is None else "ELMo.to_ids: this model has a lexicon of its own"
+            raise ValueError(
+                f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids or ELMo.to_ids"
+            )
+        columns = self.word_ids.num_columns
         wanted = "(B, T)" if columns is None else f"(B, T, {columns})"
         if ids.ndim != (2 if columns is None else 3) or (columns is not None and ids.shape[2] != columns):
-            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with {maker}")
+            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with ELMo.to_ids")
         if ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with {maker}")
-        if known is None:
-            ranges = [(ids, NUM_CHARACTERS if self.config.num_words is None else self.config.num_words)]
-        else:
-            largest_word = self.config.num_lexicon_words + Lexicon.NUM_SPECIAL_WORDS
-            ranges = [(ids[:, :, 0], largest_word), (ids[:, :, 1:], known + Lexicon.NUM_MARKS)]
-        for part, largest in ranges:
+            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with batch_to_ids")
+        for columns_of_part, largest in self.word_ids.limits:
+            part = ids if columns is None else ids[:, :, columns_of_part]
             if part.numel() and not (int(part.min()) >= 0 and int(part.max()) <= largest):
                 lowest, highest = int(part.min()), int(part.max())
                 raise ValueError(f"ids run from {lowest} to {highest}, this model reads 0 to {largest}")
@@ -241,6 +295,9 @@ class BiLM(nn.Module):
         if mask.shape[1] > 1 and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
             raise ValueError("ids have padding before a token: padding belongs at the end of a row")
         return mask
+
+
+# ---- rows of a table -------------------------------------------------------------------------------------------------
 
 
 def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,3 +320,28 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.equal(distinct[inverse], ids):
         distinct, inverse = torch.unique(ids, dim=0, return_inverse=True)
     return distinct, inverse
+
+
+def take_rows(vectors: Tensor, index: Tensor) -> Tensor:
+    """vectors[index], with a gradient that is summed in float32 or wider and does not sort the index."""
+    if not (vectors.requires_grad and torch.is_grad_enabled()):
+        return vectors[index]
+    rows: Tensor = _TakeRows.apply(vectors, index)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows, ctx.dtype = len(vectors), vectors.dtype
+        return vectors[index]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_rows: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        values = grad_rows.reshape(-1, grad_rows.shape[-1])
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        sums = values.new_zeros(ctx.num_rows, values.shape[1], dtype=dtype)
+        return sums.index_add_(0, index.reshape(-1), values.to(dtype)).to(ctx.dtype), None

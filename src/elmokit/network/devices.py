@@ -1,9 +1,30 @@
-"""Where tensors are."""
+"""Devices: which one a program runs on, and how tensors get there."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def find_device(name: str | torch.device | None) -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1"; "auto" or None is a GPU where there is one, else the CPU.
+
+    Raises:
+        ValueError: If there is no such device on this machine.
+    """
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f'device {str(name)!r} cannot be used ({str(error).splitlines()[0]}): use "cpu", "cuda", "cuda:1" or "auto"'
+        ) from None
+    return device
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
-"""Batches, made ahead of time by a thread: which distinct words a step reads, and where each stands.
+"""Batches, made ahead of time by a thread: which distinct words a step reads, and where each of them is.
 
-Enters: a corpus, its two streams.  Leaves: one `Batch` a step, in tensors that a GPU can fetch while it works.  A word
-form that occurs often in a batch is spelled, and will be encoded, once.  Forms are sorted by length into a few groups,
-each cut to its longest word: trailing pads cost as much as letters.
+Input: a corpus and its two streams.  Output: one `Batch` per step, in tensors that a GPU can fetch while it works.  A
+word form that occurs often in a batch is encoded once.  Forms are sorted by length into a few groups, each cut to its
+longest word: trailing pads cost as much as characters.
 
 Legend of shapes: D = 2 directions, T tokens of a row, B rows, N distinct words of a group, C their characters.
 """
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, StreamPosition, Streams, TrainingBatch
-from elmokit.corpus.heldout import stream_layout
-from elmokit.text import PAD
+from elmokit.corpus.streams import stream_layout
+from elmokit.text import PAD, word_ids_of_sizes
 
 GROUPS = (8, 12, 18)  # characters, marks included, of the longest word of each group but the last
 Ints = npt.NDArray[Any]
@@ -36,8 +36,8 @@ class Batch:
     """One batch of both streams, on the host or on the device."""
 
     words: list[Tensor]
-    """Of each group the distinct words: characters (N, C) int16, ids as the corpus counts them; of a word-level model
-    one group of vocabulary ids (N,)."""
+    """Shifted ids of the distinct words of each group: int16 characters (N, C); of a word-level model one group of word
+    ids (N,)."""
     index: Tensor
     """(D, T, B): the place of each token among all words, one group after the other."""
     targets: Tensor
@@ -50,40 +50,40 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class StepBatches:
-    """What one update reads, and where the streams stand after it."""
+    """What one update reads, and the position of the streams after it."""
 
     batches: list[Batch]
     position: StreamPosition
 
 
-class Spelling:
+class BatchMaker:
     """Turns what the streams give into a `Batch`.
 
-    With `static_shapes` every group is padded to a size, and to a number of characters, that hardly ever changes, so
-    that a recorded CUDA graph fits the next batch: sizes only grow, and leave some room when they do.
+    Args:
+        corpus: The text.
+        config: Sizes of the model, which say how it reads words.
+        static_shapes: Pad every group to a size, and to a number of characters, that hardly ever changes, so that a
+            recorded CUDA graph fits the next batch: sizes only grow, and leave some room when they do.
     """
 
     def __init__(self, corpus: Corpus, config: BiLMConfig, *, static_shapes: bool) -> None:
-        if config.num_words is None and corpus.forms.shape[1] != config.max_characters:
-            raise ValueError(
-                f"{corpus.folder} was prepared with {corpus.forms.shape[1]} characters a word, the model reads "
-                f"{config.max_characters}: prepare the text again, or set max_characters"
-            )
-        self._corpus, self._config, self._static = corpus, config, static_shapes
-        self._longest = sorted({min(longest, config.max_characters) for longest in (*GROUPS, config.max_characters)})
-        self._widest = max(width for width, _ in config.filters) if config.filters else 1
+        self._corpus, self._word_ids, self._static = corpus, word_ids_of_sizes(config), static_shapes
+        corpus.ids_of(np.zeros(0, np.int64), self._word_ids)  # a corpus that does not fit the model is refused here
+        self._widest = max((width for width, _ in config.filters), default=1)
+        self._max_characters = self._word_ids.num_columns or 0
+        self._longest = sorted({min(longest, self._max_characters) for longest in (*GROUPS, self._max_characters)})
         self._sizes = [0] * len(self._longest)
         self._slots = np.zeros(len(corpus.form_targets), np.int32)
 
-    def spell(self, batch: TrainingBatch) -> Batch:
-        """Find the distinct forms of both streams, group them, and say where each token's form stands."""
+    def make(self, batch: TrainingBatch) -> Batch:
+        """Find the distinct forms of both streams, group them, and say where each token's form is."""
         forms = stream_layout(batch.forward_inputs, batch.backward_inputs)
         distinct, inverse = self._distinct(forms.reshape(-1))
-        if self._config.num_words is None:
-            words, places = self._group(distinct)
+        ids = self._corpus.ids_of(distinct, self._word_ids)
+        if ids.ndim == 2:
+            words, places = self._group(ids)
         else:
-            ids = np.asarray(self._corpus.form_targets)[distinct]
-            words, places = [self._padded(ids, 0, 0)], np.arange(len(distinct))
+            words, places = [self._padded(ids, 0, 1)], np.arange(len(distinct))
         targets = stream_layout(batch.forward_targets, batch.backward_targets)
         return Batch(
             [torch.from_numpy(group) for group in words],
@@ -99,21 +99,18 @@ class Spelling:
         is_last = last == tokens
         return forms[is_last], (np.cumsum(is_last) - 1)[last]
 
-    def _group(self, distinct: Ints) -> tuple[list[Ints], Ints]:
-        """Characters of each group of forms, and the place of each form among all of them."""
-        spelled = np.asarray(self._corpus.forms)[distinct]  # (N, C)
-        lengths = (spelled != PAD).sum(axis=1)
+    def _group(self, ids: Ints) -> tuple[list[Ints], Ints]:
+        """Shifted characters (N, C) -> those of each group of forms, and the place of each form among all of them."""
+        pad = PAD + 1
+        lengths = (ids != pad).sum(axis=1)
         group_of = np.searchsorted(self._longest, lengths)
-        words, places, begin = [], np.empty(len(distinct), np.int64), 0
+        words, places, begin = [], np.empty(len(ids), np.int64), 0
         for number, longest in enumerate(self._longest):
             members = np.flatnonzero(group_of == number)
             if not self._static:
                 longest = int(lengths[members].max(initial=0))
-            # a window of the widest filter at each of the positions 0 ... longest; see `CharacterMaxima`
-            columns = min(longest + 1, self._config.max_characters) + self._widest - 1
-            group: Ints = np.full((len(members), columns), PAD, np.int16)
-            group[:, : spelled.shape[1]] = spelled[members, :columns]
-            group = self._padded(group, number, PAD)
+            columns = min(longest + self._widest, self._max_characters)  # see `CharacterEncoder.trim`
+            group = self._padded(ids[members, :columns], number, pad)
             places[members] = begin + np.arange(len(members))
             begin += len(group)
             if len(group):
@@ -132,8 +129,8 @@ class Spelling:
 class Loader:
     """An endless iterator over what each update reads; a thread works ahead.  Close it when done."""
 
-    def __init__(self, streams: Streams, spelling: Spelling, *, accumulation: int, pin: bool) -> None:
-        self._streams, self._spelling, self._accumulation, self._pin = streams, spelling, accumulation, pin
+    def __init__(self, streams: Streams, maker: BatchMaker, *, accumulation: int, pin: bool) -> None:
+        self._streams, self._maker, self._accumulation, self._pin = streams, maker, accumulation, pin
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="elmokit-loader", daemon=True)
@@ -162,7 +159,7 @@ class Loader:
             self._ready.put(error)
 
     def _make(self) -> StepBatches:
-        batches = [self._spelling.spell(self._streams.next()) for _ in range(self._accumulation)]
+        batches = [self._maker.make(self._streams.next()) for _ in range(self._accumulation)]
         if self._pin:
             batches = [
                 Batch([w.pin_memory() for w in b.words], b.index.pin_memory(), b.targets.pin_memory()) for b in batches

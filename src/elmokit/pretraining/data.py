@@ -13,8 +13,8 @@ import torch
 
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, build_vocabulary, prepare
-from elmokit.pretraining.learner import LanguageModel
 from elmokit.pretraining.settings import PretrainConfig
+from elmokit.pretraining.step import LanguageModel
 from elmokit.storage.folder import ModelFiles
 from elmokit.text import Vocabulary
 

@@ -38,12 +38,13 @@ from elmokit.corpus import StreamPosition, Streams
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.files import replacing
 from elmokit.inference.scores import Perplexity
-from elmokit.pretraining.batches import Loader, Spelling
+from elmokit.pretraining.batches import BatchMaker, Loader
 from elmokit.pretraining.data import fit_word_table, make_model, open_data
-from elmokit.pretraining.learner import Learner, Processes, Rates
 from elmokit.pretraining.metrics import METRICS_FILE, SPEED_FILE, Metrics, truncate
-from elmokit.pretraining.processes import StopSignals, join_processes
+from elmokit.pretraining.optimizers import Rates
+from elmokit.pretraining.processes import Processes, StopSignals, join_processes
 from elmokit.pretraining.settings import PretrainConfig
+from elmokit.pretraining.step import Learner
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage import folder as checkpoint
 from elmokit.storage.folder import ModelFiles
@@ -226,13 +227,9 @@ class _Run:
         ended = self._how_it_ended()
         if ended is not None:
             return self._result(ended)
-        spelling = Spelling(self.data.train, self.model_config, static_shapes=self.processes.device.type == "cuda")
-        loader = Loader(
-            self.streams,
-            spelling,
-            accumulation=self.config.accumulation,
-            pin=self.processes.device.type == "cuda",
-        )
+        is_gpu = self.processes.device.type == "cuda"
+        maker = BatchMaker(self.data.train, self.model_config, static_shapes=is_gpu)
+        loader = Loader(self.streams, maker, accumulation=self.config.accumulation, pin=is_gpu)
         self._last_log = (self.standing.step, time.perf_counter())
         with contextlib.ExitStack() as whole:
             whole.callback(loader.close)
@@ -300,12 +297,12 @@ class _Run:
     def _check_finite(self, *, weights: bool = False) -> None:
         """Stop where a step's losses or gradients were not finite or, if asked, the weights are not."""
         self.learner.finish()
-        step, forward, backward, norm = self.learner.trouble.tolist()
+        step, forward, backward, norm = self.learner.non_finite.tolist()
         if step > 0:
             found = {"forward loss": forward, "backward loss": backward, "norm of the gradient": norm}
             where = " and the ".join(name for name, value in found.items() if not math.isfinite(value))
             where += f" is not finite (forward loss {forward}, backward loss {backward}, norm {norm})"
-        elif weights and not bool(torch.isfinite(self.learner.flat.values).all()):
+        elif weights and not bool(torch.isfinite(self.learner.optimizer.flat.values).all()):
             step, where = self.standing.step, "weights after it are not finite"
         else:
             return
@@ -412,7 +409,9 @@ class _Run:
                 "standing": dataclasses.asdict(self.standing),
                 "position": dataclasses.asdict(self.position),
                 "metrics_bytes": metrics.sync(),
-                "places": {name: [begin, *shape] for name, (begin, shape) in self.learner.flat.places.items()},
+                "places": {
+                    name: [begin, *shape] for name, (begin, shape) in self.learner.optimizer.flat.places.items()
+                },
             }
             on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
             self.snapshots.save(Snapshot(self.standing.step, on_host, values))

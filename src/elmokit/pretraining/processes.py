@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -16,22 +17,25 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from elmokit.pretraining.learner import Processes
+from elmokit.network import find_device
 
 WAIT = datetime.timedelta(hours=2)  # for another process, that may be preparing text
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train together, each on its share of the rows."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - a device is immutable
 
 
 @contextlib.contextmanager
 def join_processes(device: str) -> Iterator[Processes]:
     """This process alone, or one of those that torchrun started."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        found = torch.device(kind)
-    except RuntimeError:
-        raise ValueError(f'device is {device!r}: write "cpu", "cuda", "cuda:1" or "auto"') from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but there is no GPU that torch can use")
+    found = find_device(device)
     if found.type == "cuda":
         if world_size > 1:
             found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -57,8 +57,9 @@ class PretrainConfig:
     dropout: float = 0.1
     """Share of each LSTM's input and of the last output that is set to zero."""
 
-    optimizer: Literal["adagrad", "adamw"] = "adagrad"
-    """Under the sampled softmax the output layer, of which a step touches few rows, takes Adagrad in either case."""
+    optimizer: Literal["adagrad", "adamw", "muon"] = "adagrad"
+    """"muon": Muon for the matrices of LSTMs, highways and projections, AdamW for all else. Under the sampled softmax
+    the output layer, of which a step touches few rows, takes Adagrad in any case."""
     learning_rate: float = 0.2
     warmup_steps: int = 0
     """Updates over which the learning rate rises from 0."""
@@ -73,7 +74,7 @@ class PretrainConfig:
     eps: float = 1e-9
     """AdamW's."""
     weight_decay: float = 0.0
-    """AdamW's, on matrices."""
+    """AdamW's and Muon's, on matrices."""
     clip_norm: float = 10.0
     """Largest norm of all gradients together, those of Adagrad being of the loss x unroll; inf: any."""
     ema_decay: float | None = None

@@ -43,7 +43,7 @@ def neighbours_of_words(model: ELMo, words: Sequence[str], *, k: int = 8) -> dic
 
     The words may be misspelled or new: a model that reads characters has a vector for any of them.
     """
-    if model.vocabulary_is_input:
+    if model.reads_words:
         raise ValueError("this model reads words, not characters: a word that it does not know has no vector")
     if model.vocabulary is None:
         raise ValueError("this model has no vocabulary.txt: there are no words to look among")

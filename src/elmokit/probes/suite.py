@@ -202,7 +202,7 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
 def _reason_against(model: ELMo, probe: str) -> str | None:
     if probe == "perplexity" and (model.output_layer is None or model.vocabulary is None):
         return "left out: the model has no softmax"
-    if probe == "words" and (model.vocabulary is None or model.vocabulary_is_input):
+    if probe == "words" and (model.vocabulary is None or model.reads_words):
         return "left out: it needs a model that reads characters and has a vocabulary"
     return None
 

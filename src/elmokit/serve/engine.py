@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from elmokit.index import Neighbour, WordIndex
-from elmokit.inference import scores as evaluate
+from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
-from elmokit.model import TOKENS_AT_ONCE, ELMo
+from elmokit.model import ELMo
 from elmokit.serve.batching import Batcher, BatchReport, Run
 from elmokit.serve.settings import Settings
 
@@ -91,7 +91,7 @@ class Engine:
     @property
     def is_language_model(self) -> bool:
         """Whether there are probabilities to ask for."""
-        return self.model.output_layer is not None and self.model.vocabulary is not None
+        return self.model.is_language_model
 
     def warm_up(self) -> None:
         """See `warm_up`."""
@@ -101,7 +101,7 @@ class Engine:
 
     async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce) -> list[Vectors]:
         """For each sentence what `reduce` makes of its layers (L+1, T, 2P)."""
-        if not self.model.vocabulary_is_input:
+        if not self.model.reads_words:
             # the model reads so many bytes of a word and no more; its memory of words need not hold the rest
             longest = self.model.config.max_characters
             sentences = [[token[:longest] for token in tokens] for tokens in sentences]
@@ -139,13 +139,7 @@ class Engine:
         return self.model.log_probs(sentences)
 
     def _substitutes(self, blanks: list[Blank]) -> list[list[Substitute]]:
-        bilm, output_layer, vocabulary = self.model.bilm, self.model.output_layer, self.model.vocabulary
-        assert output_layer is not None
-        assert vocabulary is not None
-        return [
-            evaluate.substitutes(bilm, output_layer, vocabulary, blank.tokens, blank.position, blank.k)
-            for blank in blanks
-        ]
+        return [self.model.substitutes(blank.tokens, position=blank.position, k=blank.k) for blank in blanks]
 
     def _neighbours(self, lookups: list[Lookup]) -> list[list[Neighbour]]:
         assert self.index is not None

@@ -237,7 +237,7 @@ def assemble(
     elmo: ELMo | FrozenLayers | None = None
     if config.elmo_at != "none":
         model = ELMo.from_pretrained(elmo_folder or config.elmo, freeze=not config.tune, num_mixes=0, device=device)
-        model.output_layer, model.vocabulary = None, model.vocabulary if model.vocabulary_is_input else None
+        model.output_layer, model.vocabulary = None, model.vocabulary if model.reads_words else None
         elmo = model if config.tune else FrozenLayers(model, _cache_folder(config))
     inputs = Inputs(
         words=words,

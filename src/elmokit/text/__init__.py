@@ -1,7 +1,9 @@
 """Text becomes tokens, and tokens become the ids that a biLM reads.
 
-    tokens.py      strings -> tokens with offsets
+    tokens.py      strings -> tokens, by the Penn Treebank rules
+    tokenizer.py   how a model's text is cut: tokens with offsets, sentences
     sentences.py   what a user gives as sentences -> token lists
+    ids.py         words -> the ids that a biLM reads: one protocol for the three kinds
     characters.py  words -> character ids
     marked.py      a sentence with one word in [brackets]
     lexicon.py     words -> ids of a model's own characters and words
@@ -24,11 +26,15 @@ from elmokit.text.characters import (
     batch_to_ids,
     words_to_ids,
 )
-from elmokit.text.lexicon import Lexicon, lexicon_boundaries
+from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
+from elmokit.text.lexicon import Lexicon
 from elmokit.text.marked import MarkedWord, marked_word
 from elmokit.text.sentences import as_list, as_tokens
-from elmokit.text.tokens import Token, tokenize, tokenize_sentences, tokenize_with_offsets
+from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
+from elmokit.text.tokens import tokenize
 from elmokit.text.vocabulary import Vocabulary
+
+tokenize_with_offsets, tokenize_sentences = TREEBANK.with_offsets, TREEBANK.sentences
 
 __all__ = [
     "BOS",
@@ -40,18 +46,21 @@ __all__ = [
     "MAX_CHARACTERS",
     "NUM_CHARACTERS",
     "PAD",
+    "TREEBANK",
     "UNK_TOKEN",
     "Lexicon",
     "MarkedWord",
     "Token",
+    "Tokenizer",
+    "TokenizerName",
     "Vocabulary",
+    "WordIds",
     "as_list",
     "as_tokens",
     "batch_to_ids",
-    "lexicon_boundaries",
+    "make_word_ids",
     "marked_word",
     "tokenize",
-    "tokenize_sentences",
-    "tokenize_with_offsets",
+    "word_ids_of_sizes",
     "words_to_ids",
 ]

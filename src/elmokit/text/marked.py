@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from elmokit.text.tokens import tokenize
+from elmokit.text.tokenizer import TREEBANK, Tokenizer
 
 
 class MarkedWord(NamedTuple):
@@ -17,11 +17,12 @@ class MarkedWord(NamedTuple):
     position: int
 
 
-def marked_word(sentence: str, *, allow_blank: bool = False) -> MarkedWord:
+def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: bool = False) -> MarkedWord:
     """Find the word in brackets.
 
     Args:
         sentence: A text with one pair of brackets around one word. The text is tokenized; the word is one token.
+        tokenizer: How the text around the word is cut.
         allow_blank: Also accept brackets around nothing, for a word that is to be found.
 
     Raises:
@@ -37,5 +38,5 @@ def marked_word(sentence: str, *, allow_blank: bool = False) -> MarkedWord:
     found_one = opening and closing and not any(bracket in before + word + after for bracket in "[]")
     if not found_one or not (allow_blank or word.strip()):
         raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
-    left = tokenize(before)
-    return MarkedWord([*left, word.strip(), *tokenize(after)], len(left))
+    left = tokenizer(before)
+    return MarkedWord([*left, word.strip(), *tokenizer(after)], len(left))

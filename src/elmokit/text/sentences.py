@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     pass
-from elmokit.text.tokens import tokenize
+from elmokit.text.tokenizer import TREEBANK, Tokenizer
 
 
 def as_list(sentences: object) -> list[Any]:
@@ -23,7 +23,7 @@ def as_list(sentences: object) -> list[Any]:
     return _items(sentences, "sentences", "a list of strings or of token lists")
 
 
-def as_tokens(sentences: object, *, first: int = 0) -> list[list[str]]:
+def as_tokens(sentences: object, tokenizer: Tokenizer = TREEBANK, *, first: int = 0) -> list[list[str]]:
     """Check what a user gave as sentences, and return them as lists of tokens.
 
     A sentence is a string, which is tokenized, or an iterable of tokens, which are taken as they are, the empty token
@@ -32,7 +32,7 @@ def as_tokens(sentences: object, *, first: int = 0) -> list[list[str]]:
     where it stands, counted from `first`.
     """
     return [
-        tokenize(sentence)
+        tokenizer(sentence)
         if isinstance(sentence, str)
         else check_tokens(sentence, f"sentences[{position}]", "a string or a list of tokens")
         for position, sentence in enumerate(as_list(sentences), first)

@@ -1,6 +1,6 @@
 """Strings become tokens, by the Penn Treebank rules that ELMo's training text follows.
 
-Enters: a string.  Leaves: its tokens, with their offsets where asked for, or the tokens of each of its sentences.
+Input: one sentence.  Output: its tokens.
 """
 
 from __future__ import annotations
@@ -10,18 +10,10 @@ import reprlib
 import unicodedata
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     pass
-
-
-class Token(NamedTuple):
-    """A token and its place in the text: `text == source[start:end]`, in characters."""
-
-    text: str
-    start: int
-    end: int
 
 
 def _is_word_character(character: str) -> bool:
@@ -157,45 +149,3 @@ def tokenize(text: str) -> list[str]:
         return list(_whole[text])
     first, *inside = text[: end - 1].split(" ")
     return [*_first[first], *chain.from_iterable(map(_inside.__getitem__, inside)), *_last[text[end:]]]
-
-
-def tokenize_with_offsets(text: str) -> list[Token]:
-    """Split a text as `tokenize` does, and say where each token stands: `text[token.start:token.end] == token.text`.
-
-    >>> tokenize_with_offsets("It's  here.")[-2:]
-    [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
-    """
-    tokens, end = [], 0
-    for word in tokenize(text):
-        start = text.index(word, end)
-        end = start + len(word)
-        tokens.append(Token(word, start, end))
-    return tokens
-
-
-_NO_END: Final = re.compile(  # of a sentence, though it ends in a period: an initial, letters with periods, a title
-    r"\W*([^\W\d_I]|([^\W\d_]\.)+[^\W\d_]?|Mrs?|Ms|Dr|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Mt|No|vs|cf|ca)\."
-)
-
-
-def tokenize_sentences(text: str) -> list[list[Token]]:
-    """The tokens of each sentence of a text, with their places in it; a blank text has no sentence.
-
-    A sentence ends at a period, a question or an exclamation mark that is followed by space and by no small letter, or
-    at an empty line.  The period of an initial, of letters with periods (U.S.) or of a title (Mr.) ends none.
-
-    >>> [[token.text for token in sentence] for sentence in tokenize_sentences("Mr. A. Roe met us. (He did!) So")]
-    [['Mr.', 'A.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
-    """
-    bounds, chunk = [0], 0
-    for space in re.finditer(r"\s+", text):
-        before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
-        chunk = space.end()
-        ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower() and not _NO_END.fullmatch(before)
-        if ends or space[0].count("\n") > 1:
-            bounds.append(chunk)
-    sentences = [
-        [Token(token.text, begin + token.start, begin + token.end) for token in tokenize_with_offsets(text[begin:end])]
-        for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
-    ]
-    return [sentence for sentence in sentences if sentence]

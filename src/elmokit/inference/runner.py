@@ -1,0 +1,195 @@
+"""Sentences run through a biLM: the one route that vectors, scores, tasks, probes and the server share.
+
+Input: sentences, strings or token lists.  Output: batches of them with every layer's vectors.  Batches are made by
+length within a token budget, the next sentences are tokenized while the network runs, context-free word vectors are
+kept from call to call, state is carried where asked for, and a batch that does not fit into memory runs in halves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from elmokit.inference.batches import Batch, one_ahead, plan
+from elmokit.inference.word_cache import WordCache
+from elmokit.network import BiLM, BiLMOutput, BiLMState, to_device
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
+
+StateRule = Literal["stateless", "carry"]
+Sentence = str | Sequence[str]
+
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padded tokens of one batch
+SENTENCES_AT_ONCE = 16384  # tokenized and sorted by length together, while the ones before them run
+CARRIED_ROWS = 64  # rows of a batch whose state is carried, unless batch_size says otherwise
+CACHED_WORDS = 65536
+
+
+class Runner:
+    """What a model remembers between calls, and how a list of sentences becomes batches.
+
+    Args:
+        word_ids: How words become ids.
+        tokenizer: How strings are cut.
+        state: "stateless", or "carry": each row of a batch starts where the same row of the batch before it ended.
+    """
+
+    def __init__(self, word_ids: WordIds, tokenizer: Tokenizer, state: StateRule) -> None:
+        if state not in ("stateless", "carry"):
+            raise ValueError(f'state must be "stateless" or "carry", not {state!r}')
+        self.word_ids, self.tokenizer, self.state = word_ids, tokenizer, state
+        self._words = WordCache(CACHED_WORDS)
+        self._carried: BiLMState | None = None
+        self._lock = threading.RLock()
+
+    def reset_state(self) -> None:
+        """Forget the carried state."""
+        with self._lock:
+            self._carried = None
+
+    def forget_words(self) -> None:
+        """Empty the cache of context-free word vectors."""
+        self._words.forget()
+
+    def embed_words(self, bilm: BiLM, words: Sequence[str]) -> Tensor:
+        """(N, P): context-free vectors of words, not from the cache."""
+        return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
+
+    @torch.no_grad()
+    def run(
+        self,
+        bilm: BiLM,
+        sentences: Sequence[Sentence],
+        *,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        keep_boundaries: bool = False,
+        use_cache: bool = True,
+        ignore_state: bool = False,
+    ) -> Iterator[tuple[Batch, BiLMOutput]]:
+        """Run sentences, without gradients.
+
+        Args:
+            bilm: The network.
+            sentences: Strings, which the tokenizer cuts, or token lists.
+            batch_size: Largest number of sentences per batch.
+            batch_tokens: Largest number of padded tokens per batch; by default what suits the device.
+            keep_boundaries: Leave the boundary tokens in the output.
+            use_cache: Keep context-free word vectors for later calls. Not for weights that change at every step.
+            ignore_state: Read each sentence on its own, also where state is carried.
+
+        Yields:
+            A batch and its output, in the order that they ran.
+        """
+        for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        device = next(bilm.parameters()).device
+        budget: int | None
+        carry = self.state == "carry" and not ignore_state
+        if carry:  # batches as they come: a row's place matters
+            budget, batch_size = None, batch_size or CARRIED_ROWS
+            bounds = [*range(0, len(sentences), batch_size), len(sentences)]
+        else:
+            budget = batch_tokens or TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
+            # the first window is small: nothing runs until it is ready
+            bounds = [0, *range(SENTENCES_AT_ONCE // 8, len(sentences), SENTENCES_AT_ONCE), len(sentences)]
+
+        def prepare(window: tuple[int, int]) -> list[Batch]:
+            tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
+            return plan(tokens, window[0], budget=budget, batch_size=batch_size)
+
+        def contextualize(batch: Batch) -> BiLMOutput:
+            vectors, lengths = self._token_vectors(bilm, batch, use_cache)
+
+            def run(state: BiLMState | None) -> BiLMOutput:
+                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=keep_boundaries)
+
+            return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
+
+        for batches in one_ahead(prepare, list(pairwise(bounds))):
+            for batch in batches:
+                yield from _run_batch(batch, contextualize, can_split=not carry)
+
+    def _token_vectors(self, bilm: BiLM, batch: Batch, use_cache: bool) -> tuple[Tensor, Tensor]:
+        """Context-free vectors (T, B, P) of a batch, time first, boundaries included; and its lengths (B,)."""
+        lengths = np.array(batch.lengths)
+        words = [BOS_TOKEN, EOS_TOKEN, *chain.from_iterable(batch.tokens)]
+
+        def place(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            """Slots as rows of time (T, B): <S>, the sentence, </S>; what follows is not read."""
+            grid = np.full((lengths.max() + 2, len(lengths)), slots[1])
+            grid[0] = slots[0]
+            starts = lengths.cumsum() - lengths
+            times = np.arange(lengths.sum()) - starts.repeat(lengths) + 1
+            grid[times, np.arange(len(lengths)).repeat(lengths)] = slots[2:]
+            return grid
+
+        def embed(new: Sequence[str]) -> Tensor:
+            return self.embed_words(bilm, new)
+
+        device = next(bilm.parameters()).device
+        if use_cache:
+            vectors = self._words.lookup(words, embed, place, _weights_key(bilm))
+        else:
+            distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
+            grid = place(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
+            vectors = embed(list(distinct))[to_device(torch.from_numpy(grid), device)]
+        return vectors, to_device(torch.from_numpy(lengths + 2), device)
+
+    def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
+        """Run with no state; or, where state is carried, with the state in which the rows ended last time."""
+        if self.state == "stateless":
+            return run(None)
+        with self._lock:
+            fresh = bilm.initial_state(num_rows)
+            if self._carried is not None:
+                for new, old in zip(fresh, self._carried, strict=True):
+                    known = min(num_rows, old.shape[2])
+                    new[:, :, :known] = old[:, :, :known].to(new)
+            output = run(fresh)
+            kept = []
+            for new, old in zip(output.state, self._carried or output.state, strict=True):
+                # rows that this batch did not use keep their state
+                kept.append(torch.cat([new.detach(), old[:, :, num_rows:].to(new)], dim=2))
+            self._carried = BiLMState(*kept)
+            return output
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Locks and caches stay behind when a model is copied or sent to another process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_words")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+        self._words = WordCache(CACHED_WORDS)
+
+
+def _run_batch(
+    batch: Batch, contextualize: Callable[[Batch], BiLMOutput], *, can_split: bool
+) -> Iterator[tuple[Batch, BiLMOutput]]:
+    """Run the batch; where memory does not suffice, its halves."""
+    try:
+        yield batch, contextualize(batch)
+        return
+    except RuntimeError as error:
+        if not _is_out_of_memory(error) or len(batch.tokens) == 1 or not can_split:
+            raise
+    middle = len(batch.tokens) // 2
+    for part in (slice(None, middle), slice(middle, None)):
+        yield from _run_batch(Batch(batch.positions[part], batch.tokens[part]), contextualize, can_split=can_split)
+
+
+def _weights_key(bilm: BiLM) -> tuple[Any, ...]:
+    """Changes whenever the weights that make context-free vectors do."""
+    return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in bilm.word_parameters())
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,69 @@
+"""Which layers of a biLM a caller gets: the one place that reads and checks `layers=`.
+
+Input: "average", "top", "all" or the number of a layer.  Output: a function from all layers (L+1, ..., T, 2P) to the
+vectors that were asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+Layers = Literal["average", "top", "all"] | int
+View = Callable[[Tensor], Tensor]
+
+
+def check_layers(layers: object, num_layers: int, *, single: bool = False) -> Layers:
+    """Check `layers=`.
+
+    Args:
+        layers: "average", "top", "all", or a layer's number: 0 is the context-free layer, -1 the top one. Integers of
+            NumPy are integers.
+        num_layers: Number of layers of the model, layer 0 included.
+        single: Refuse "all", for callers that need one vector per token.
+
+    Returns:
+        The name, or the number counted from 0.
+
+    Raises:
+        ValueError: If the model has no such layers.
+    """
+    names = ("average", "top") if single else ("average", "top", "all")
+    if isinstance(layers, str):
+        if layers in names:
+            return layers  # type: ignore[return-value]
+    elif not isinstance(layers, bool):
+        try:
+            number = operator.index(layers)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+        else:
+            if -num_layers <= number < num_layers:
+                return number % num_layers
+    quoted = ", ".join(f'"{name}"' for name in names)
+    hint = ", which is for embed" if layers == "all" else ""
+    raise ValueError(f"layers must be {quoted} or a number from 0 to {num_layers - 1}, not {layers!r}{hint}")
+
+
+def view_of(layers: object, num_layers: int, *, single: bool = False) -> View:
+    """The function that picks `layers` from all layers (L+1, ..., T, 2P).
+
+    Args:
+        layers: As for `check_layers`.
+        num_layers: Number of layers of the model, layer 0 included.
+        single: Refuse "all".
+
+    Returns:
+        A function that gives (..., T, 2P), or with "all" its argument.
+    """
+    checked = check_layers(layers, num_layers, single=single)
+    if checked == "average":
+        return lambda stacked: stacked.mean(dim=0)
+    if checked == "all":
+        return lambda stacked: stacked
+    number = num_layers - 1 if checked == "top" else checked
+    assert isinstance(number, int)
+    return lambda stacked: stacked[number]

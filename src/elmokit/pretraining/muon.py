@@ -1,0 +1,74 @@
+"""Muon: an update of a matrix is its momentum made orthogonal, so that every direction moves by the same length.
+
+Input: by name, the matrices of a biLM, their gradients and the running means of these, each kind in one tensor
+(`optimizers.FlatParameters`).  Output: changed matrices and means.  Each gate of each direction of an LSTM is a matrix
+of its own; so are projections and highways.  The output layer, convolutions, tables and biases are AdamW's, at the same
+learning rate: the scale of an update makes it about as long as one of AdamW.
+
+Matrices of one shape are one batch, wide ones and tall ones transposed together, so that a step is few launches.
+Jordan et al. (2024) for the method and its numbers, Liu et al. (2025, arXiv 2502.16982) for the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: they bring all singular values near 1 in few steps
+NUM_STEPS = 5
+SCALE = 0.2
+GATES = ("input_weight", "recurrent_weight")
+MATRICES = (*GATES, "projection", "projection.weight", "transform.weight", "carry.weight")
+
+
+def is_matrix(name: str) -> bool:
+    """Whether Muon changes the parameter of this name in a `step.LanguageModel`."""
+    return name.startswith("bilm.") and name.endswith(MATRICES)
+
+
+def as_matrices(name: str, parameter: Tensor) -> Tensor:
+    """A parameter seen as wide matrices (..., rows, columns): the gates apart, tall matrices transposed."""
+    if name.endswith(GATES):
+        parameter = parameter.view(*parameter.shape[:-1], 4, -1).transpose(-3, -2)  # (D, P, 4C) -> (D, 4, P, C)
+    return parameter.mT if parameter.shape[-2] > parameter.shape[-1] else parameter
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Wide matrices (n, rows, columns) with their singular values brought near 1, by Newton-Schulz steps.
+
+    On a GPU the products are in bfloat16: only directions matter here, and those roughly.
+    """
+    a, b, c = COEFFICIENTS
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    x: Tensor = matrices / norms.clamp(min=1e-30)  # zeros stay zeros
+    if x.is_cuda:
+        x = x.bfloat16()
+    for _ in range(NUM_STEPS):
+        square = x @ x.mT  # (n, rows, rows)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
+
+
+def move_means(gradients: Tensor, means: Tensor) -> None:
+    """Move the means towards the gradients, and the gradients, in place, to where the means will be: Nesterov's."""
+    means.lerp_(gradients, 1 - MOMENTUM)
+    gradients.lerp_(means, MOMENTUM)
+
+
+def update(parameters: Iterable[tuple[str, Tensor, Tensor]], rate: Tensor) -> None:
+    """Change the values of (name, value, momentum) triples in place."""
+    groups: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for name, value, momentum in parameters:
+        matrices = as_matrices(name, momentum)
+        groups[matrices.shape[-2:]].append((as_matrices(name, value), matrices))
+    for shape, group in groups.items():
+        batch = torch.cat([matrices.reshape(-1, *shape) for _, matrices in group])
+        updates = orthogonalize(batch).mul_(rate * (SCALE * math.sqrt(max(shape))))
+        sizes = [matrices.shape[:-2].numel() for _, matrices in group]
+        for (value, _), update in zip(group, torch.split(updates, sizes), strict=True):
+            value.sub_(update.view(value.shape))

@@ -1,0 +1,174 @@
+"""Optimizers: gradients change parameters.
+
+Input: the parameters of a model and their gradients, each in one tensor, and the numbers of the step.  Output: changed
+parameters.  With all parameters in one tensor an update, a clip by norm, a sum over processes or a running average is a
+few operations, however many parameters there are.
+
+Under the sampled softmax the output layer is separate: a step gathers the few rows that it can touch, and Adagrad
+changes only those, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.network.sampling import SampledRows
+from elmokit.pretraining import muon
+from elmokit.pretraining.settings import PretrainConfig
+
+ALIGNMENT = 64  # elements: each parameter begins where wide loads can
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The numbers of one update that change from step to step."""
+
+    step: int
+    learning_rate: float
+    output_learning_rate: float
+    ema_share: float
+    """Weight of the new parameters in their running average."""
+
+
+class FlatParameters:
+    """The parameters of a model, moved into one tensor: those of Muon, other matrices, the rest, separate ones.
+
+    Args:
+        model: The model; its parameters become views of the tensor.
+        separate: Names of parameters that have no dense gradient.
+        of_muon: Names of parameters that Muon changes.
+    """
+
+    def __init__(self, model: nn.Module, separate: Collection[str], of_muon: Collection[str]) -> None:
+        named = dict(model.named_parameters())
+        order = sorted(named, key=lambda name: (name in separate, name not in of_muon, named[name].ndim < 2))
+        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        end = self.num_muon = self.num_decayed = self.num_dense = 0
+        for name in order:
+            self.places[name] = end, tuple(named[name].shape)
+            end += -(-named[name].numel() // ALIGNMENT) * ALIGNMENT
+            if name not in separate:
+                self.num_dense = end
+                if name in of_muon:
+                    self.num_muon = end
+                if named[name].ndim >= 2:
+                    self.num_decayed = end
+        like = next(iter(named.values()))
+        self.values = torch.zeros(end, dtype=like.dtype, device=like.device)
+        for name, parameter in named.items():
+            parameter.data = self.view(self.values, name).copy_(parameter.data)
+
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        """The part of a tensor of this layout that belongs to one parameter."""
+        begin, shape = self.places[name]
+        return flat[begin : begin + math.prod(shape)].view(shape)
+
+
+class Optimizer:
+    """Adagrad, AdamW, or Muon with AdamW for what is not a matrix; with the running means that they keep.
+
+    Args:
+        config: Which optimizer, and its constants.
+        model: The model, whose parameters move into one tensor (`flat`).
+        separate: Names of the output layer's parameters under the sampled softmax: Adagrad changes their rows.
+    """
+
+    def __init__(self, config: PretrainConfig, model: nn.Module, separate: Collection[str]) -> None:
+        self.config = config
+        self._of_muon: list[str] = []  # always in the same order, so that an update has the same bits
+        if config.optimizer == "muon":
+            self._of_muon = [name for name, _ in model.named_parameters() if muon.is_matrix(name)]
+        self.flat = FlatParameters(model, separate, self._of_muon)
+        self.gradients = torch.zeros_like(self.flat.values[: self.flat.num_dense])
+        for name, parameter in model.named_parameters():
+            if name not in separate:
+                parameter.grad = self.flat.view(self.gradients, name)
+        # Adagrad's sums of squares begin at a positive number, the means of AdamW and Muon at zero
+        self.squares = torch.zeros_like(self.flat.values)
+        self.squares[self.flat.num_dense :] = config.initial_accumulator
+        if config.optimizer == "adagrad":
+            self.squares[:] = config.initial_accumulator
+        self.means = torch.zeros_like(self.gradients) if config.optimizer != "adagrad" else None
+
+    def like(self, model: nn.Module, separate: Collection[str]) -> FlatParameters:
+        """The parameters of a copy of the model, in the same layout."""
+        return FlatParameters(model, separate, self._of_muon)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        means = {} if self.means is None else {"means": self.means}
+        return {"values": self.flat.values, "squares": self.squares, **means}
+
+    def bias_corrections(self, step: int) -> tuple[float, float]:
+        """What AdamW's means of gradients and of their squares are divided by at a step."""
+        first_beta, second_beta = self.config.betas
+        return 1 - first_beta**step, 1 - second_beta**step
+
+    def gradient_norm(self, rows: SampledRows | None) -> Tensor:
+        """Norm of all gradients together."""
+        parts = [self.gradients]
+        if rows is not None:
+            assert rows.weight.grad is not None
+            assert rows.bias.grad is not None
+            parts += [rows.weight.grad, rows.bias.grad]
+        norm: Tensor = torch.stack([torch.linalg.vector_norm(part) for part in parts]).norm()
+        return norm
+
+    def update(
+        self, scale: Tensor, rate: Tensor, output_rate: Tensor, corrections: tuple[Tensor, Tensor],
+        rows: SampledRows | None,
+    ) -> None:  # fmt: skip
+        """Change the parameters.
+
+        Args:
+            scale: What gradients are multiplied by first, to clip their norm.
+            rate: Learning rate.
+            output_rate: Learning rate of the output layer's rows.
+            corrections: See `bias_corrections`.
+            rows: Rows of the output layer that the step touched, with their gradients.
+        """
+        self.gradients.mul_(scale)
+        if self.means is None:
+            self._adagrad(rate)
+        else:
+            self._adamw_and_muon(self.means, rate, corrections)
+        if rows is not None:
+            # Adagrad's gradient is that of the loss x unroll, as published
+            factor = scale if self.config.optimizer == "adagrad" else scale * self.config.unroll
+            self._adagrad_rows(rows, factor, output_rate)
+
+    def _adagrad(self, rate: Tensor) -> None:
+        dense = self.flat.num_dense
+        values, squares = self.flat.values[:dense], self.squares[:dense]
+        squares.addcmul_(self.gradients, self.gradients)
+        values.sub_(self.gradients.div_(squares.sqrt()).mul_(rate))
+
+    def _adamw_and_muon(self, means: Tensor, rate: Tensor, corrections: tuple[Tensor, Tensor]) -> None:
+        flat, config, gradients = self.flat, self.config, self.gradients
+        values, squares = flat.values[: flat.num_dense], self.squares[: flat.num_dense]
+        if config.weight_decay:
+            values[: flat.num_decayed].mul_(1 - rate * config.weight_decay)
+        if flat.num_muon:
+            muon.move_means(gradients[: flat.num_muon], means[: flat.num_muon])
+            matrices = [(name, flat.view(values, name), flat.view(gradients, name)) for name in self._of_muon]
+            muon.update(matrices, rate)
+        values, gradients, squares, means = (part[flat.num_muon :] for part in (values, gradients, squares, means))
+        first_beta, second_beta = config.betas
+        first_correction, second_correction = corrections
+        means.lerp_(gradients, 1 - first_beta)
+        squares.mul_(second_beta).addcmul_(gradients, gradients, value=1 - second_beta)
+        step_size = torch.div(means, (squares / second_correction).sqrt_().add_(config.eps))
+        values.sub_(step_size.mul_(rate / first_correction))
+
+    def _adagrad_rows(self, rows: SampledRows, factor: Tensor, rate: Tensor) -> None:
+        for name, gradient in (("output.weight", rows.weight.grad), ("output.bias", rows.bias.grad)):
+            assert gradient is not None
+            gradient = gradient * factor
+            sums = self.flat.view(self.squares, name).index_add_(0, rows.ids, gradient.square())
+            change = gradient.div_(sums[rows.ids].sqrt()).mul_(-rate)
+            self.flat.view(self.flat.values, name).index_add_(0, rows.ids, change)

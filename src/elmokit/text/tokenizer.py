@@ -1,0 +1,87 @@
+"""How a model's text is cut into tokens: part of the model, and used wherever a string meets it.
+
+Input: a string.  Output: its tokens, with their offsets where asked for, or the tokens of each of its sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, get_args
+
+from elmokit.text.tokens import tokenize
+
+TokenizerName = Literal["treebank", "spaces", "characters"]
+
+
+class Token(NamedTuple):
+    """A token and its place in the text: `text == source[start:end]`, in characters."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A rule that cuts text into tokens. Tokens are slices of the text, in order; whitespace is never part of one.
+
+    Args:
+        name: "treebank" cuts by the Penn Treebank rules, as ELMo's training text was; "spaces" cuts at whitespace only,
+            for text that is tokenized already; "characters" makes each character a token, for languages without spaces.
+    """
+
+    name: TokenizerName = "treebank"
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(TokenizerName):
+            raise ValueError(f"tokenizer must be one of {', '.join(get_args(TokenizerName))}, not {self.name!r}")
+
+    def __call__(self, text: str) -> list[str]:
+        """Cut one sentence into tokens; a blank text has none."""
+        if self.name == "treebank":
+            return tokenize(text)
+        return text.split() if self.name == "spaces" else list("".join(text.split()))
+
+    def with_offsets(self, text: str) -> list[Token]:
+        """Cut one sentence into tokens with their offsets: `text[token.start:token.end] == token.text`.
+
+        >>> Tokenizer().with_offsets("It's  here.")[-2:]
+        [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
+        """
+        tokens, end = [], 0
+        for word in self(text):
+            start = text.index(word, end)
+            end = start + len(word)
+            tokens.append(Token(word, start, end))
+        return tokens
+
+    def sentences(self, text: str) -> list[list[Token]]:
+        """Cut a text into sentences, and each sentence into tokens with their offsets in the text.
+
+        A sentence ends at a period, a question or an exclamation mark that is followed by whitespace and not by a
+        lowercase letter, or at an empty line. The period of an initial, of letters with periods (U.S.) or of a title
+        (Mr.) does not end a sentence.
+
+        >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
+        [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
+        """
+        bounds, chunk = [0], 0
+        for space in re.finditer(r"\s+", text):
+            before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
+            chunk = space.end()
+            ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower()
+            if (ends and not _NOT_AN_END.fullmatch(before)) or space[0].count("\n") > 1:
+                bounds.append(chunk)
+        sentences = [
+            [Token(token.text, begin + token.start, begin + token.end) for token in self.with_offsets(text[begin:end])]
+            for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
+        ]
+        return [sentence for sentence in sentences if sentence]
+
+
+TREEBANK: Final = Tokenizer("treebank")
+
+_NOT_AN_END: Final = re.compile(  # a word with a period that does not end a sentence: initial, abbreviation, title
+    r"\W*([^\W\d_I]|([^\W\d_]\.)+[^\W\d_]?|Mrs?|Ms|Dr|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Mt|No|vs|cf|ca)\."
+)
