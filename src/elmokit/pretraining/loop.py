@@ -108,7 +108,7 @@ def pretrain(
     heldout: Paths | None = None,
     model: BiLMConfig | None = None,
     on_progress: OnProgress | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> PretrainResult:
     """Train a biLM on text, or go on with the run that `out` holds.
 
@@ -131,7 +131,7 @@ def finetune(
     out: str | os.PathLike[str],
     heldout: Paths | None = None,
     on_progress: OnProgress | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> PretrainResult:
     """Train on from the weights of a model folder, or of any `ModelFiles`; arguments are those of `pretrain`.
 
@@ -160,7 +160,7 @@ def run_recipe(
 
 
 def _config(
-    train: Paths, out: str | os.PathLike[str], heldout: Paths | None, settings: dict[str, Any]
+    train: Paths, out: str | os.PathLike[str], heldout: Paths | None, settings: dict[str, object]
 ) -> PretrainConfig:
     def spell(paths: Paths) -> str | list[str]:
         return str(paths) if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
