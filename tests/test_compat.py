@@ -270,7 +270,7 @@ def test_embed_file_refuses_what_it_cannot_do_and_leaves_the_old_file(embedder, 
         embedder.embed_file(["a"], tmp_path / "out.hdf5", "middle")
     with pytest.raises(ValueError, match="batch_size"):
         embedder.embed_file(["a"], tmp_path / "out.hdf5", batch_size=0)
-    with pytest.raises(ValueError, match=r"/dev/full: this is no regular file"):
+    with pytest.raises(ValueError, match=r"/dev/full: this is not a regular file"):
         embedder.embed_file(["a"], "/dev/full")
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {"out.hdf5": "old"}
 

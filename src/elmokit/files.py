@@ -1,38 +1,62 @@
-"""Files that are there whole or not at all.
+"""Files: atomic writes, checksums, JSON, locks.
 
-Enters: the path that a file shall have.  Leaves: a temporary path beside it to write to, whose content takes the place
-of the old file in one step once all of it is on the disk.
+Input: the path of a file or a folder. Output: a temporary path to write to, which replaces the file in one step once
+its content is on disk; the SHA-256 of a file; a lock that other processes respect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: locks do nothing there
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; when the block ends well its content is on disk and takes the place of `path`."""
+    """Write a file atomically.
+
+    The block writes to the temporary path that it receives. When the block ends without an error, the content is on
+    disk and replaces `path`. When it fails, `path` is unchanged and the temporary file is removed.
+
+    Args:
+        path: The file to write. If it is a link, the link stays and its target is replaced.
+
+    Raises:
+        ValueError: If `path` exists and is not a regular file (a folder, a device).
+        OSError: If the file cannot be written. The error names `path`, not the temporary file.
+    """
     with replacing_together([path]) as temporaries:
         yield temporaries[0]
 
 
 @contextlib.contextmanager
 def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """As `replacing`, for files that belong together: all are on disk before the first takes its place, in order.
+    """Write several files atomically: all are complete on disk before the first one is replaced.
 
-    An OSError names the path that was asked for.  What is no regular file (a folder, a device) is a ValueError: to
-    take the place of /dev/null would be the end of it.
+    Args:
+        paths: The files to write. They are replaced in this order.
+
+    Raises:
+        ValueError: If one of `paths` exists and is not a regular file.
+        OSError: If a file cannot be written. The error names the path that was asked for.
     """
     for path in paths:
         if os.path.lexists(path) and not path.is_file():
-            raise ValueError(f"{path}: this is no regular file: give the path of a file to write")
-    targets = [Path(os.path.realpath(path)) for path in paths]  # a link stays, and what it points to is replaced
+            raise ValueError(f"{path}: this is not a regular file: pass the path of a file to write")
+    targets = [Path(os.path.realpath(path)) for path in paths]
     temporaries = [target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp") for target in targets]
     try:
         for temporary in temporaries:
@@ -57,35 +81,89 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
             temporary.unlink(missing_ok=True)
 
 
-class ForgivingFile(FileIO):
-    """A file for HDF5 that takes everything and remembers what went wrong first.
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as an indented JSON file, atomically.
 
-    HDF5 writes in destructors too, whose errors Python can only print, one for each dataset.
+    Args:
+        path: The file to write.
+        value: JSON values: dicts, lists, strings, numbers, booleans, None.
+
+    Raises:
+        ValueError: If `path` exists and is not a regular file.
+        OSError: If the file cannot be written.
     """
+    text = json.dumps(value, indent=1) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
-    error: OSError | None = None
 
-    def write(self, data: Any, /) -> int:
-        """Write all of `data`, or note why not."""
-        rest = memoryview(data)
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """The SHA-256 of JSON values, as 64 hexadecimal digits. The order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold an exclusive lock on a file or a folder.
+
+    The lock ends with the block, or with the process and its forks. On systems without flock (Windows) nothing is
+    locked.
+
+    Args:
+        path: A folder, or a file. A path that does not exist is created as an empty file.
+        wait: Wait while another process holds the lock. A file system without locks is then a warning.
+
+    Raises:
+        BlockingIOError: If `wait` is False and another process holds the lock.
+        OSError: If `path` cannot be opened, or if `wait` is False and the file system has no locks.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = _open_locked(path, wait)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_locked(path: Path, wait: bool) -> int:
+    """Open and lock `path`; open it again if another process removed it in the meantime."""
+    while True:
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            while self.error is None and len(rest):
-                rest = rest[super().write(rest) :]
-        except OSError as error:
-            self.error = error
-        return len(data)
+            _flock(handle, path, wait)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
-    def truncate(self, size: int | None = None, /) -> int:
-        """Set the file's length, or note why not."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-            return size or 0
+
+def _flock(handle: int, path: Path, wait: bool) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise
+        logger.info("waiting for another process that uses %s", path)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems have no locks
+        if not wait:
+            raise
+        logger.warning("%s cannot be locked (%s): do not use it from two processes at once", path, error)
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the folder's entries reach the disk, where the system can do that."""
+    """Write the entries of a folder to disk, where the system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -29,9 +29,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.files import ForgivingFile, replacing, sync_folder
+from elmokit.files import replacing, sync_folder
 from elmokit.inference.views import Layers
 from elmokit.model import ELMo
+from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.text import tokenize
 
 Format = Literal["hdf5", "npz", "parquet", "safetensors"]
@@ -341,24 +342,18 @@ def _write_hdf5(target: Path, parts: _Parts, file: VectorFile) -> None:
 
     with_index = not file.use_sentence_keys and not file.forget_sentences
     sentence_to_index: dict[str, str] = {}
-    with ForgivingFile(target, "w+b") as disk:
-        try:
-            with h5py.File(disk, "w") as out:
-                for part in parts:
-                    for number, text, vectors in part.sentences():
-                        # HDF5 compresses by chunks, and there are none of nothing
-                        compression = "gzip" if file.gzip and vectors.size else None
-                        key = text if file.use_sentence_keys else str(number)
-                        out.create_dataset(key, data=vectors, compression=compression)
-                        if with_index:
-                            sentence_to_index[text] = key
+    with writing_hdf5(target) as out:
+        for part in parts:
+            for number, text, vectors in part.sentences():
+                # HDF5 compresses by chunks, and there are none of nothing
+                compression = "gzip" if file.gzip and vectors.size else None
+                key = text if file.use_sentence_keys else str(number)
+                out.create_dataset(key, data=vectors, compression=compression)
                 if with_index:
-                    index = out.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
-                    index[0] = json.dumps(sentence_to_index)
-        except (OSError, RuntimeError) as error:  # HDF5 noticed that the file is shorter than what it wrote
-            raise disk.error or error from None
-        if disk.error is not None:
-            raise disk.error
+                    sentence_to_index[text] = key
+        if with_index:
+            index = out.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+            index[0] = json.dumps(sentence_to_index)
 
 
 def _write_npz(target: Path, parts: _Parts, file: VectorFile) -> None:
