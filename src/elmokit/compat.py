@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
-from elmokit.storage import writing_hdf5
+from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.storage.names import OFFICIAL
 from elmokit.text import as_list, as_tokens, batch_to_ids
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from elmokit import storage as formats
 from elmokit.config import BiLMConfig
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
@@ -30,7 +29,9 @@ from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix
 from elmokit.storage import downloads
 from elmokit.storage import folder as checkpoint
 from elmokit.storage import names as hub
+from elmokit.storage import official as formats
 from elmokit.storage.folder import ModelFiles
+from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE
 from elmokit.text import (
     Lexicon,
     Tokenizer,
@@ -137,14 +138,14 @@ class ELMo(nn.Module):
         `num_mixes` and `layer_norm` are those of the folder (one plain mix where it has none) unless given here; mixes
         that were saved are loaded where their number is the same.
         """
-        files = hub.read(hub.resolve(name, progress=progress))
+        files = hub.resolve(name, progress=progress).read()
         saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
         model = cls._from_model_files(
             files,
             freeze=freeze,
             num_mixes=(saved_mixes or 1) if num_mixes is None else num_mixes,
             dropout=dropout,
-            layer_norm=bool(files.settings.get("layer_norm", False)) if layer_norm is None else layer_norm,
+            layer_norm=files.layer_norm if layer_norm is None else layer_norm,
             keep_boundaries=keep_boundaries,
             state=state,
         )
@@ -245,8 +246,7 @@ class ELMo(nn.Module):
         softmax = None
         if self.output_layer is not None:
             softmax = {name: t.cpu() for name, t in self.output_layer.state_dict().items()}
-        settings = {"layer_norm": self.layer_norm}
-        files = ModelFiles(self.config, weights, softmax, self.vocabulary, settings, self.lexicon)
+        files = ModelFiles(self.config, weights, softmax, self.vocabulary, self.lexicon, layer_norm=self.layer_norm)
         checkpoint.save(files, folder, card=self._card(), storage=dtype)
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
@@ -257,7 +257,7 @@ class ELMo(nn.Module):
         if self.output_layer is not None:
             formats.write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
         if self.vocabulary is not None:
-            self.vocabulary.save(folder / checkpoint.VOCABULARY_FILE)
+            self.vocabulary.save(folder / VOCABULARY_FILE)
 
     def _refuse_int8(self) -> None:
         if self.bilm.is_int8:
@@ -525,7 +525,7 @@ class ELMo(nn.Module):
         if self.output_layer is None or self.vocabulary is None:
             raise ValueError(
                 "this model has no output layer, so it gives vectors but no probabilities: load a folder with "
-                f"{checkpoint.SOFTMAX_FILE} and {checkpoint.VOCABULARY_FILE}, or from_files(…, softmax=, vocabulary=)"
+                f"{SOFTMAX_FILE} and {VOCABULARY_FILE}, or from_files(…, softmax=, vocabulary=)"
             )
         return Scorer(self._runner, self.bilm, self.output_layer, self.vocabulary, use_cache=self.freeze)
 

@@ -13,7 +13,7 @@ from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.inference.runner import Runner
 from elmokit.inference.scores import Scorer, perplexity_of
 from elmokit.network import BiLM, OutputLayer
-from elmokit.storage import read_official
+from elmokit.storage.official import read_official
 from elmokit.text import TREEBANK, Vocabulary, make_word_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "of", "river", "lent", "money", "sat", "by", "."]

@@ -15,7 +15,7 @@ from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, eager
 from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, lstm
 from elmokit.network.bilm import distinct_rows
-from elmokit.storage import read_official
+from elmokit.storage.official import read_official
 from elmokit.text import batch_to_ids
 
 SENTENCES = [

@@ -41,8 +41,9 @@ from elmokit.pretraining.batches import BatchMaker, Loader, StepBatches
 from elmokit.pretraining.optimizers import Rates
 from elmokit.pretraining.processes import Processes
 from elmokit.pretraining.step import LanguageModel, Learner
-from elmokit.storage import read_official, snapshots
+from elmokit.storage import snapshots
 from elmokit.storage.folder import load
+from elmokit.storage.official import read_official
 from elmokit.storage.snapshots import Snapshot, Snapshots
 from elmokit.text import Vocabulary, words_to_ids
 
@@ -588,7 +589,7 @@ CHILD = """
             snapshots.save_file = torn
         elif kill == "before the rename":
             replace = os.replace
-            os.replace = lambda a, b: die() if "step-" in str(b) else replace(a, b)
+            os.replace = lambda a, b: die() if os.path.basename(b).startswith("step-") else replace(a, b)
         elif kill == "while old ones are removed":
             snapshots.shutil.rmtree = lambda path, **_: die() if os.path.exists(path) else None
         elif kill is not None:
@@ -697,7 +698,7 @@ def test_a_torn_checkpoint_is_never_loaded(tmp_path, damage):
     else:
         (folder / "snapshot.json").write_text("[]")
     assert kept.newest() == 1
-    with pytest.raises(ValueError, match="torn or damaged"):
+    with pytest.raises(ValueError, match="incomplete or damaged"):
         kept.load(2)
     kept.save(Snapshot(2, {"x": torch.zeros(3)}, {}))  # training comes by again
     assert kept.newest() == 2
@@ -715,7 +716,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_says_so(text, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, limit[1]))  # the checkpoint does not fit, all else does
     try:
         with pytest.raises(
-            OSError, match=r"could not be written .* that of step 3 is whole: make room and start again"
+            OSError, match=r"could not be written .* that of step 3 is complete: free disk space and start again"
         ):
             pretrain(**text, model=MODEL, out=tmp_path, **settings)
     finally:

@@ -1,5 +1,6 @@
 """A model folder: what was saved comes back, what is damaged is named, and a failed write leaves the old model."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -15,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from elmokit import ELMo, Vocabulary
 from elmokit.compat import ElmoEmbedder
-from elmokit.files import replacing, replacing_together
 from elmokit.network import OutputLayer
 from elmokit.storage import folder as checkpoint
 
@@ -98,6 +98,21 @@ def test_the_softmax_and_vocabulary_of_another_model_do_not_stay_behind(model, f
     model.save_pretrained(folder)
     assert sorted(contents(folder)) == ["README.md", "config.json", "model.safetensors"]
     assert ELMo.from_pretrained(folder).output_layer is None
+
+
+@pytest.mark.parametrize("tokenizer", ["treebank", "spaces", "characters"])
+def test_the_folder_says_how_text_is_split_into_tokens(folder, tmp_path, tokenizer):
+    files = dataclasses.replace(checkpoint.load(folder), tokenizer=tokenizer)
+    checkpoint.save(files, tmp_path / "other", card="")
+    assert json.loads((tmp_path / "other" / "config.json").read_bytes())["tokenizer"] == tokenizer
+    loaded = checkpoint.load(tmp_path / "other")
+    assert (loaded.tokenizer, loaded.layer_norm) == (tokenizer, True)
+
+
+def test_a_folder_of_version_0_1_splits_text_by_the_rules_of_the_treebank(folder):
+    change_config(folder, lambda values: (values.pop("tokenizer"), values.pop("layer_norm")))
+    loaded = checkpoint.load(folder)
+    assert (loaded.tokenizer, loaded.layer_norm) == ("treebank", False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -293,20 +308,20 @@ GATES = "layers.0.input_weight"
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("model", lambda t: t.pop(f"{GATES}.scale"), rf"{GATES} is int8, and {GATES}\.scale, .* is missing"),
-        ("model", lambda t: t.pop(GATES), rf"{GATES}\.scale is there, and no int8 {GATES}"),
-        ("model", lambda t: t.update({GATES: t[GATES].float()}), rf"{GATES}\.scale is there, and no int8 {GATES}"),
+        ("model", lambda t: t.pop(f"{GATES}.scale"), rf"{GATES} is int8, but {GATES}\.scale, .* is missing"),
+        ("model", lambda t: t.pop(GATES), rf"{GATES}\.scale has no int8 {GATES}"),
+        ("model", lambda t: t.update({GATES: t[GATES].float()}), rf"{GATES}\.scale has no int8 {GATES}"),
         (
             "model",
             lambda t: t.update({"layers.0.bias.scale": torch.ones(2, 1)}),
-            r"layers\.0\.bias\.scale is there, and",
+            r"layers\.0\.bias\.scale has no int8",
         ),
         (
             "model",
             lambda t: t.update({f"{GATES}.scale": torch.ones(2, 5, 1)}),
-            rf"{GATES}\.scale is \(2, 5, 1\), {GATES} asks for \(2, 1, 28\)",
+            rf"{GATES}\.scale is \(2, 5, 1\), {GATES} needs \(2, 1, 28\)",
         ),
-        ("model", lambda t: t.update({f"{GATES}.scale": torch.ones(())}), rf"{GATES}\.scale is \(\), {GATES} asks for"),
+        ("model", lambda t: t.update({f"{GATES}.scale": torch.ones(())}), rf"{GATES}\.scale is \(\), {GATES} needs"),
         (
             "model",
             lambda t: t.update({f"{GATES}.scale": torch.ones(2, 1, 28, dtype=torch.int64)}),
@@ -315,16 +330,32 @@ GATES = "layers.0.input_weight"
         (
             "model",
             lambda t: t[f"{GATES}.scale"][0, 0, :3].fill_(0.0),
-            rf"{GATES}\.scale holds 3 values that are no size",
+            rf"{GATES}\.scale holds 3 values that are not step sizes",
         ),
-        ("model", lambda t: t[f"{GATES}.scale"][1, 0, :2].neg_(), rf"{GATES}\.scale holds 2 values that are no size"),
-        ("softmax", lambda t: t["weight.scale"].fill_(torch.nan), r"weight\.scale holds 6 values that are no size"),
-        ("softmax", lambda t: t["weight.scale"][4].fill_(torch.inf), r"weight\.scale holds 1 values that are no size"),
-        ("softmax", lambda t: t["weight.scale"][4].fill_(3e38), r"weight\.scale holds 1 values that are no size"),
+        (
+            "model",
+            lambda t: t[f"{GATES}.scale"][1, 0, :2].neg_(),
+            rf"{GATES}\.scale holds 2 values that are not step sizes",
+        ),
+        (
+            "softmax",
+            lambda t: t["weight.scale"].fill_(torch.nan),
+            r"weight\.scale holds 6 values that are not step sizes",
+        ),
+        (
+            "softmax",
+            lambda t: t["weight.scale"][4].fill_(torch.inf),
+            r"weight\.scale holds 1 values that are not step sizes",
+        ),
+        (
+            "softmax",
+            lambda t: t["weight.scale"][4].fill_(3e38),
+            r"weight\.scale holds 1 values that are not step sizes",
+        ),
         (
             "softmax",
             lambda t: t.update({"weight": torch.ones(7, 5).char(), "weight.scale": torch.ones(7, 1)}),
-            r"weight is \(7, 5\), the configuration asks for \(6, 5\)",
+            r"weight is \(7, 5\), the configuration needs \(6, 5\)",
         ),
         (
             "model",
@@ -358,7 +389,7 @@ def test_a_scale_that_does_not_fit_its_matrix_is_named(model, tmp_path, name, ch
 )
 def test_what_is_no_whole_safetensors_file_is_named(folder, name, damage):
     (folder / name).write_bytes(damage((folder / name).read_bytes()))
-    with pytest.raises(ValueError, match=rf"{name}: not a whole safetensors file"):
+    with pytest.raises(ValueError, match=rf"{name}: not a complete safetensors file"):
         ELMo.from_pretrained(folder)
 
 
@@ -393,7 +424,7 @@ def _torch_file(value, tmp_path: Path) -> bytes:
         (
             "model",
             lambda t: t.update({"layers.0.bias": torch.zeros(2, 27)}),
-            r"layers\.0\.bias is \(2, 27\), the configuration asks for \(2, 28\)",
+            r"layers\.0\.bias is \(2, 27\), the configuration needs \(2, 28\)",
         ),
         ("model", lambda t: t["layers.0.bias"].fill_(torch.nan), r"layers\.0\.bias holds 56 values that are NaN"),
         ("model", lambda t: t["layers.0.bias"][0, :3].fill_(torch.inf), r"layers\.0\.bias holds 3 values that are NaN"),
@@ -411,7 +442,7 @@ def _torch_file(value, tmp_path: Path) -> bytes:
         ("model", lambda t: t.update({"mixes.0.weights": torch.zeros(2)}), r"mixes\.0\.weights is \(2,\)"),
         ("model", dict.clear, r"char_encoder\.char_embedding \(261, 3\) is missing"),
         ("softmax", lambda t: t.pop("bias"), r"bias \(6,\) is missing"),
-        ("softmax", lambda t: t.update(weight=torch.zeros(7, 5)), r"weight is \(7, 5\), .* asks for \(6, 5\)"),
+        ("softmax", lambda t: t.update(weight=torch.zeros(7, 5)), r"weight is \(7, 5\), .* needs \(6, 5\)"),
         ("softmax", lambda t: t["weight"].fill_(-torch.inf), "weight holds 30 values that are NaN or infinite"),
         ("softmax", lambda t: t.update(more=torch.zeros(1)), "more is not part"),
     ],
@@ -433,6 +464,9 @@ def test_a_tensor_that_does_not_belong_is_named(folder, name, change, says):
         (lambda c: c.update(bilm=[1]), "expected a table of settings, found list"),
         (lambda c: c.pop("bilm"), "expected a table of settings, found NoneType"),
         (lambda c: c.update(layer_norm="yes"), "layer_norm must be true or false, not 'yes'"),
+        (lambda c: c.update(tokenizer="words"), "tokenizer must be one of treebank, spaces, characters, not 'words'"),
+        (lambda c: c.update(tokenizer=["spaces"]), r"tokenizer must be one of .*, not \['spaces'\]"),
+        (lambda c: c.update(tokenizer=None), "tokenizer must be one of .*, not None"),
         (lambda c: c.update(format="bert"), 'no "format": "elmokit", so another program wrote it'),
         (lambda c: c.pop("format"), "another program wrote it"),
     ],
@@ -448,7 +482,7 @@ def test_a_config_that_is_wrong_is_named(folder, change, says):
     [
         (lambda c: c["bilm"].update(num_layers=3), r"layers\.2\.input_weight .*is missing"),
         (lambda c: c["bilm"].update(num_layers=1), r"mixes\.0\.weights is|layers\.1\.\w+ is not part"),
-        (lambda c: c["bilm"].update(projection_dim=6), r"is \(5, 8\), the configuration asks for \(6, 8\)"),
+        (lambda c: c["bilm"].update(projection_dim=6), r"is \(5, 8\), the configuration needs \(6, 8\)"),
         (lambda c: c["bilm"].update(num_highways=0), r"char_encoder\.highways\.0\.\w+\.\w+ is not part"),
     ],
 )
@@ -466,7 +500,7 @@ def test_a_config_that_is_no_json_object_is_named(folder, content):
 
 
 def test_a_folder_that_lacks_a_file_says_which(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"empty: no config\.json, so this is no elmokit model folder"):
+    with pytest.raises(ValueError, match=r"empty: no config\.json, so this is not an elmokit model folder"):
         checkpoint.load(tmp_path / "empty")
     (folder / "vocabulary.txt").unlink()
     with pytest.raises(ValueError, match=r"softmax\.safetensors needs a vocabulary\.txt"):
@@ -593,50 +627,3 @@ def test_every_writer_says_when_the_disk_is_full_and_leaves_nothing_on_it(offici
         with pytest.raises(OSError, match=rf"No space left on device.*{name}"):
             write(full_disk / name)
         assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def test_files_that_belong_together_appear_together_or_not_at_all(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text("old", encoding="utf-8")
-    with pytest.raises(FileNotFoundError), replacing_together([first, second]) as (temporary, _):
-        temporary.write_text((tmp_path / "none").read_text(encoding="utf-8"), encoding="utf-8")
-    assert contents(tmp_path) == {"first": b"old"}
-    with replacing_together([first, second]) as temporaries:
-        for temporary in temporaries:
-            temporary.write_text("new", encoding="utf-8")
-        assert first.read_text(encoding="utf-8") == "old"
-    assert contents(tmp_path) == {"first": b"new", "second": b"new"}
-
-
-@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "folder"])
-def test_a_device_or_a_folder_is_never_replaced(tmp_path, path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match=rf"{path}: this is no regular file"), replacing(tmp_path / path):
-        pytest.fail("got to write")
-    assert (tmp_path / path).exists()
-    assert not (tmp_path / path).is_file()
-
-
-def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):
-    (tmp_path / "target").write_text("old", encoding="utf-8")
-    (tmp_path / "link").symlink_to("target")
-    with replacing(tmp_path / "link") as temporary:
-        temporary.write_text("new", encoding="utf-8")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text(encoding="utf-8") == "new"
-
-
-def test_an_output_in_no_folder_is_named_as_it_was_asked_for(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none/out\.txt'"), replacing(tmp_path / "none" / "out.txt"):
-        pytest.fail("got to write")
-
-
-def test_an_error_about_another_file_goes_through_untouched(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"input\.txt'"), replacing(tmp_path / "out.txt"):
-        (tmp_path / "input.txt").read_text(encoding="utf-8")
-    with pytest.raises(OSError, match="words alone"), replacing(tmp_path / "out.txt"):
-        raise OSError("words alone")
-    assert contents(tmp_path) == {}

@@ -13,8 +13,8 @@ import torch
 
 import reference
 from elmokit import ELMo, Vocabulary
-from elmokit import storage as formats
 from elmokit.network import OutputLayer
+from elmokit.storage import official as formats
 
 VARIANTS = {
     "published": {},
@@ -143,7 +143,7 @@ def test_zero_clips_and_no_highway_key_mean_none(broken):
     assert (config.cell_clip, config.proj_clip, config.num_highways) == (None, None, 0)
 
 
-def test_keys_that_nobody_knows_are_logged_and_the_model_loads(broken, caplog):
+def test_unknown_keys_are_logged_and_the_model_loads(broken, caplog):
     def more_options(options):
         options |= {"reverse": True, "batch_size": 128}
         options["lstm"]["colour"] = "red"
@@ -157,7 +157,7 @@ def test_keys_that_nobody_knows_are_logged_and_the_model_loads(broken, caplog):
         found = ELMo.from_files(*paths)
     assert "char_cnn.projection_after_highway, lstm.colour, reverse" in caplog.text
     assert "batch_size" not in caplog.text
-    assert f"{paths[1]}: softmax/W is no part of the biLM" in caplog.text
+    assert f"{paths[1]}: softmax/W is not part of the biLM" in caplog.text
     assert len(found.embed(SENTENCES)) == 3
 
 
@@ -172,7 +172,7 @@ def test_keys_that_nobody_knows_are_logged_and_the_model_loads(broken, caplog):
 def test_what_is_no_hdf5_file_is_named(broken, content):
     options, weights = broken()
     weights.write_bytes(content)
-    with pytest.raises(ValueError, match=r"weights\.hdf5: not a whole HDF5 file"):
+    with pytest.raises(ValueError, match=r"weights\.hdf5: not a complete HDF5 file"):
         ELMo.from_files(options, weights)
 
 
@@ -181,7 +181,7 @@ def test_a_truncated_file_is_named(broken, share):
     options, weights = broken()
     whole = weights.read_bytes()
     weights.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(ValueError, match=r"weights\.hdf5: not a whole HDF5 file"):
+    with pytest.raises(ValueError, match=r"weights\.hdf5: not a complete HDF5 file"):
         ELMo.from_files(options, weights)
 
 
@@ -234,7 +234,7 @@ def test_a_missing_projection_is_named_where_the_widths_differ(broken):
 
 def test_a_word_table_that_is_one_number_is_named(broken):
     paths = broken(change_arrays=lambda arrays: arrays.update(embedding=np.float32(1.0)), word_level=True)
-    with pytest.raises(ValueError, match=r"weights\.hdf5: embedding is one number, not a table"):
+    with pytest.raises(ValueError, match=r"weights\.hdf5: embedding is a single number, not a table"):
         ELMo.from_files(*paths)
 
 
@@ -254,11 +254,11 @@ def test_a_group_in_place_of_an_array_is_missing(broken):
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("char_embed", lambda a: a[:-1], r"char_embed is \(260, 3\), the options ask for \(261, 3\)"),
-        ("CNN/W_cnn_1", lambda a: a[0], r"CNN/W_cnn_1 is \(2, 3, 3\), the options ask for \(1, 2, 3, 3\)"),
-        ("CNN_proj/W_proj", lambda a: a.T, r"CNN_proj/W_proj is \(5, 8\), the options ask for \(8, 5\)"),
-        (CELL.format(0, 1, "B"), lambda a: a[:4], r"LSTMCell/B is \(4,\), the options ask for \(28,\)"),
-        ("char_embed", lambda a: np.float32(1.0), r"char_embed is \(\), the options ask for \(261, 3\)"),
+        ("char_embed", lambda a: a[:-1], r"char_embed is \(260, 3\), the options need \(261, 3\)"),
+        ("CNN/W_cnn_1", lambda a: a[0], r"CNN/W_cnn_1 is \(2, 3, 3\), the options need \(1, 2, 3, 3\)"),
+        ("CNN_proj/W_proj", lambda a: a.T, r"CNN_proj/W_proj is \(5, 8\), the options need \(8, 5\)"),
+        (CELL.format(0, 1, "B"), lambda a: a[:4], r"LSTMCell/B is \(4,\), the options need \(28,\)"),
+        ("char_embed", lambda a: np.float32(1.0), r"char_embed is \(\), the options need \(261, 3\)"),
         ("char_embed", lambda a: a.astype(np.int32), "char_embed holds int32, not floating-point numbers"),
         ("char_embed", lambda a: a.astype(np.complex64), "char_embed holds complex64, not floating-point numbers"),
         ("char_embed", lambda a: a.astype(bytes), r"char_embed holds \|S\d+, not floating-point numbers"),
@@ -280,19 +280,19 @@ def test_an_array_of_the_wrong_shape_type_or_content_is_named(broken, name, chan
             "lstm",
             "n_layers",
             1,
-            r"Cell1/LSTMCell/B has no place in .*options\.json: the options contradict the weights",
+            r"Cell1/LSTMCell/B is not in .*options\.json: the options contradict the weights",
         ),
         ("lstm", "n_layers", 3, "Cell2/LSTMCell/W_0 is missing"),
-        ("lstm", "projection_dim", 4, r"is \(8, 5\), the options ask for \(8, 4\)"),
-        ("lstm", "projection_dim", 6, r"is \(8, 5\), the options ask for \(8, 6\)"),
-        ("lstm", "dim", 6, r"W_0 is \(10, 28\), the options ask for \(10, 24\)"),
-        ("lstm", "dim", 2_000_000_000, r"W_0 is \(10, 28\), the options ask for \(10, 8000000000\)"),
-        ("char_cnn", "n_highway", 0, "CNN_high_0/W_carry has no place"),
+        ("lstm", "projection_dim", 4, r"is \(8, 5\), the options need \(8, 4\)"),
+        ("lstm", "projection_dim", 6, r"is \(8, 5\), the options need \(8, 6\)"),
+        ("lstm", "dim", 6, r"W_0 is \(10, 28\), the options need \(10, 24\)"),
+        ("lstm", "dim", 2_000_000_000, r"W_0 is \(10, 28\), the options need \(10, 8000000000\)"),
+        ("char_cnn", "n_highway", 0, "CNN_high_0/W_carry is not in"),
         ("char_cnn", "n_highway", 2, "CNN_high_1/W_carry is missing"),
-        ("char_cnn", "filters", [[1, 2], [2, 6]], r"CNN/W_cnn_1 is \(1, 2, 3, 3\), the options ask for \(1, 2, 3, 6\)"),
+        ("char_cnn", "filters", [[1, 2], [2, 6]], r"CNN/W_cnn_1 is \(1, 2, 3, 3\), the options need \(1, 2, 3, 6\)"),
         ("char_cnn", "filters", [[1, 2], [2, 3], [4, 3], [5, 1]], "CNN/W_cnn_3 is missing"),
         ("char_cnn", "filters", [[1, 2], [3, 3], [4, 3]], r"CNN/W_cnn_1 is \(1, 2, 3, 3\)"),
-        ("char_cnn", "embedding", {"dim": 4}, r"char_embed is \(261, 3\), the options ask for \(261, 4\)"),
+        ("char_cnn", "embedding", {"dim": 4}, r"char_embed is \(261, 3\), the options need \(261, 4\)"),
     ],
 )
 def test_options_that_contradict_the_weights_are_refused(broken, table, key, value, says):
@@ -307,7 +307,7 @@ def test_a_filter_that_the_options_forget_is_refused(broken):
 
     with pytest.raises(ValueError, match="CNN_high_0/W_carry is"):
         ELMo.from_files(*broken(forget))
-    with pytest.raises(ValueError, match="CNN/W_cnn_2 has no place"):
+    with pytest.raises(ValueError, match="CNN/W_cnn_2 is not in"):
         ELMo.from_files(*broken(forget, narrow))
 
 
@@ -327,9 +327,9 @@ def narrow(arrays, width=5):
         ("{", "not a JSON file"),
         ("<html>", "not a JSON file"),
         ("[]", "expected a JSON object, found list"),
-        ("{}", "'lstm' is missing or no table"),
-        ('{"lstm": 3}', "'lstm' is missing or no table: 3"),
-        ('{"lstm": {"dim": 7, "projection_dim": 5}, "char_cnn": []}', r"'char_cnn' is missing or no table: \[\]"),
+        ("{}", "'lstm' is missing or is not a table"),
+        ('{"lstm": 3}', "'lstm' is missing or is not a table: 3"),
+        ('{"lstm": {"dim": 7, "projection_dim": 5}, "char_cnn": []}', r"'char_cnn' is missing or is not a table: \[\]"),
         ('{"lstm": {"dim": 7}, "char_cnn": {}}', "lstm.projection_dim is missing"),
         ('{"lstm": {"projection_dim": 7}, "char_cnn": {}}', "lstm.dim is missing"),
     ],
@@ -361,7 +361,7 @@ def test_options_without_a_lstm_over_word_level_weights_are_named(broken):
         ("char_cnn", "filters", 7, "filters must be"),
         ("char_cnn", "filters", [[60, 2]], r"filter \[60, 2\] does not fit"),
         ("char_cnn", "embedding", {}, "char_cnn.embedding.dim is missing"),
-        ("char_cnn", "embedding", 4, "'embedding' is missing or no table: 4"),
+        ("char_cnn", "embedding", 4, "'embedding' is missing or is not a table: 4"),
         ("char_cnn", "n_highway", -1, "num_highways must be 0 or more"),
         ("char_cnn", "max_characters_per_token", 2, "max_characters must be at least 3"),
     ],
@@ -422,8 +422,8 @@ def test_a_softmax_of_another_size_than_its_vocabulary_is_refused(language_model
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("softmax/W", lambda a: a[:, :4], r"softmax/W is \(12, 4\), the options ask for \(12, 5\)"),
-        ("softmax/b", lambda a: a[:5], r"softmax/b is \(5,\), the options ask for \(12,\)"),
+        ("softmax/W", lambda a: a[:, :4], r"softmax/W is \(12, 4\), the options need \(12, 5\)"),
+        ("softmax/b", lambda a: a[:5], r"softmax/b is \(5,\), the options need \(12,\)"),
         ("softmax/W", lambda a: a.astype(np.int64), "softmax/W holds int64"),
         ("softmax/W", lambda a: a * np.nan, "softmax/W holds 60 values that are NaN"),
         ("softmax/b", None, r"softmax/b is missing; the file holds softmax/W"),
@@ -488,7 +488,7 @@ def test_an_export_that_fails_in_the_middle_leaves_the_old_files_and_no_others(o
     def fail(config):
         raise RuntimeError("stop")
 
-    monkeypatch.setattr(formats.official, "options_from_config", fail)
+    monkeypatch.setattr(formats, "options_from_config", fail)
     with pytest.raises(RuntimeError, match="stop"):
         load(new, tmp_path).export_hdf5(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

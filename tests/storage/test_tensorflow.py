@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import reference
 from elmokit import ELMo
-from elmokit import storage as formats
 from elmokit.cli import main
 from elmokit.storage import tensorflow
+from elmokit.storage.hdf5 import open_hdf5
 
 SENTENCES = [["The", "word1", "word7", "."], ["nonsense"], ["word2", "naïve", "日本", "word3"]]
 VOCABULARY = reference.random_vocabulary(14)
@@ -188,7 +188,7 @@ def test_a_training_folder_gives_the_reference_s_vectors(folder, style, variant)
 def test_every_bit_of_the_weights_arrives(folder, tmp_path):
     path, model, _ = folder(layout={"num_shards": 3, "per_block": 2})
     ELMo.from_pretrained(path).export_hdf5(tmp_path / "theirs")
-    with formats.open_hdf5(tmp_path / "theirs" / "weights.hdf5") as file:
+    with open_hdf5(tmp_path / "theirs" / "weights.hdf5") as file:
         assert sorted(file.names) == sorted(model.arrays)
         for name, values in model.arrays.items():
             np.testing.assert_array_equal(file.read(name), values)
@@ -206,10 +206,10 @@ def test_a_vocabulary_beside_it_makes_a_language_model(folder, name):
     assert elmo.perplexity(SENTENCES).both == pytest.approx(reference.perplexity(expected), rel=1e-4)
 
 
-def test_without_a_vocabulary_the_softmax_is_left_aside_and_logged(folder, caplog):
+def test_without_a_vocabulary_the_softmax_is_ignored_and_logged(folder, caplog):
     path, *_ = folder()
     assert ELMo.from_pretrained(path).output_layer is None
-    assert "its softmax is left aside, since no vocabulary names its rows" in caplog.text
+    assert "its softmax is ignored, since no vocabulary names its rows" in caplog.text
     assert caplog.text.count("\n") == 1
 
 
@@ -301,10 +301,10 @@ def test_a_changed_byte_of_an_array_is_seen(folder):
     with pytest.raises(ValueError, match=r"data-00000-of-00001: the checksum of CNN/W_cnn_0 is wrong"):
         ELMo.from_pretrained(path)
     data.write_bytes(content[:-60000])
-    with pytest.raises(ValueError, match=r"data-00000-of-00001: .* is not in it whole: the file is truncated"):
+    with pytest.raises(ValueError, match=r"data-00000-of-00001: .* is incomplete: the file is truncated"):
         ELMo.from_pretrained(path)
     data.unlink()
-    with pytest.raises(ValueError, match=r"should be in this file, which is missing beside model\.ckpt-7\.index"):
+    with pytest.raises(ValueError, match=r"this file, which holds .*, is missing beside model\.ckpt-7\.index"):
         ELMo.from_pretrained(path)
 
 
@@ -363,8 +363,8 @@ def test_an_array_of_another_kind_is_named(tmp_path):
     (tmp_path / "m.data-00000-of-00001").write_bytes(data)
     checkpoint = tensorflow.Checkpoint(tmp_path / "m.index")
     for name, says in {
-        "sliced": "is cut into slices",
-        "text": "is of TensorFlow's type 7",
+        "sliced": "is split into slices",
+        "text": "has TensorFlow's type 7",
         "wrong": r"is \(2,\) and 4 bytes",
         "none": "none is missing; the checkpoint holds sliced, text, wrong",
     }.items():
@@ -378,7 +378,7 @@ def test_a_folder_that_contradicts_itself_is_named(folder):
     with pytest.raises(ValueError, match=r"model\.ckpt-7\.index has 14 rows, .*vocabulary\.txt has 13 words"):
         ELMo.from_pretrained(path)
     (path / "model.ckpt-7.index").unlink()
-    with pytest.raises(ValueError, match=r"names '/their/disk/model\.ckpt-7', and there is no model\.ckpt-7\.index"):
+    with pytest.raises(ValueError, match=r"names '/their/disk/model\.ckpt-7', but model\.ckpt-7\.index"):
         ELMo.from_pretrained(path)
     (path / "checkpoint").write_text("nothing")
     with pytest.raises(ValueError, match="this folder holds no model"):

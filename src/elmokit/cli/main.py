@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from elmokit.inference.views import Layers
     from elmokit.model import ELMo
     from elmokit.storage.folder import ModelFiles
-    from elmokit.storage.names import Location
+    from elmokit.storage.layouts import Layout
     from elmokit.vector_files import VectorFile, Written
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -235,7 +235,7 @@ def info(model: str | None, as_json: bool) -> None:
     """Print what MODEL is: sizes, parameters, files, and whether it is a language model."""
     from elmokit.settings import to_mapping
 
-    location, files = _read_files(model)
+    layout, files = _read_files(model)
     parameters: dict[str, int] = {}
     for name, tensor in files.weights.items():
         part = ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
@@ -246,7 +246,7 @@ def info(model: str | None, as_json: bool) -> None:
     config = files.config
     result: dict[str, Any] = {
         "model": model,
-        "format": _format_of(location),
+        "format": layout.format,
         "input": "characters" if config.num_words is None else "words",
         "layers": config.num_layers + 1,
         "vector_dim": 2 * config.projection_dim,
@@ -255,7 +255,7 @@ def info(model: str | None, as_json: bool) -> None:
         "parameters": parameters,
         "language_model": files.softmax is not None,
         "vocabulary_size": None if files.vocabulary is None else len(files.vocabulary),
-        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in _files_of(location)],
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in layout.files()],
     }
     skipped = {"num_words", "bos_id", "eos_id"} if config.num_words is None else {"num_words", *CHARACTER_SETTINGS}
     if config.num_lexicon_characters is None:
@@ -274,35 +274,16 @@ def info(model: str | None, as_json: bool) -> None:
     print_table(as_json, result, [model or "default model", ""], rows)
 
 
-def _read_files(model: str | None) -> tuple[Location, ModelFiles]:
+def _read_files(model: str | None) -> tuple[Layout, ModelFiles]:
     """A model as its files say it is, without the network that they make."""
     from elmokit.storage import names as hub
 
     with downloads() as progress:
-        location = hub.resolve(model, progress=progress)
-    return location, hub.read(location)
-
-
-def _format_of(location: Location) -> str:
-    from elmokit.storage import is_manylangs
-
-    if location.folder is None:
-        return "official"
-    return "elmoformanylangs" if is_manylangs(location.folder) else "elmokit"
-
-
-def _files_of(location: Location) -> list[Path]:
-    if location.folder is None:
-        found = (location.options, location.weights, location.softmax, location.vocabulary)
-        return [path for path in found if path is not None]
-    if _format_of(location) != "elmokit":
-        return sorted(path for path in location.folder.rglob("*") if path.is_file())
-    return [location.folder / name for name in OWN_FILES if (location.folder / name).is_file()]
+        layout = hub.resolve(model, progress=progress)
+    return layout, layout.read()
 
 
 CHARACTER_SETTINGS = ("max_characters", "char_dim", "filters", "activation", "num_highways", "char_projection")
-OWN_FILES = ("config.json", "model.safetensors", "softmax.safetensors", "vocabulary.txt", "lexicon.json", "README.md")
-OFFICIAL_FILES = ("options.json", "weights.hdf5", "softmax.hdf5", "vocabulary.txt")
 
 
 @main.command()
@@ -335,6 +316,7 @@ def convert(
     """
     from elmokit.model import ELMo
     from elmokit.storage import names as hub
+    from elmokit.storage.layouts import ELMOKIT_FILES, OFFICIAL_FILES, OfficialFiles
 
     if dtype is not None and to == "official":
         raise ValueError(f"--dtype {dtype} is for our format, the official one is float32: leave one of the two out")
@@ -343,37 +325,36 @@ def convert(
     if target.exists() and any(target.iterdir()) and not overwrite:
         raise ValueError(f"{target} is there already: name another folder, or write into it with --overwrite")
     with downloads() as progress:
-        location = hub.resolve(source, progress=progress)
-        if target.exists() and target.samefile(location.folder or Path(location.weights or "").parent):
+        layout = hub.resolve(source, progress=progress)
+        if target.exists() and target.samefile(layout.folder):
             raise ValueError(f"{target} is the model that is read: name another folder")
-        if location.folder is not None:
-            if softmax or vocabulary:
-                raise ValueError(f"{source} is in our format, which has its own softmax and vocabulary: leave them out")
-            elmo = ELMo.from_pretrained(location.folder)
-        else:
-            assert location.options is not None
-            assert location.weights is not None
+        if isinstance(layout, OfficialFiles):
             elmo = ELMo.from_files(
-                location.options,
-                location.weights,
-                softmax=softmax or location.softmax,
-                vocabulary=vocabulary or location.vocabulary,
+                layout.options,
+                layout.weights,
+                softmax=softmax or layout.softmax,
+                vocabulary=vocabulary or layout.vocabulary,
                 progress=progress,
             )
-    ours = location.folder is not None and elmo.lexicon is None  # the official format has no lexicon
+        elif softmax or vocabulary:
+            raise ValueError(f"{source} is in our format, which has its own softmax and vocabulary: leave them out")
+        else:
+            elmo = ELMo.from_pretrained(layout.folder)
+    # the official format has no lexicon
+    ours = not isinstance(layout, OfficialFiles) and elmo.lexicon is None
     to = to or ("official" if ours and dtype is None else "elmokit")
     if to == "official":
         elmo.export_hdf5(target)
     else:
         elmo.save_pretrained(target, dtype=dtype)
-    written = set(OFFICIAL_FILES if to == "official" else OWN_FILES)
+    written = set(OFFICIAL_FILES if to == "official" else ELMOKIT_FILES)
     if elmo.output_layer is None:
         written -= {"softmax.hdf5", "softmax.safetensors"}
     if elmo.vocabulary is None:
         written -= {"vocabulary.txt"}
     if elmo.lexicon is None:
         written -= {"lexicon.json"}
-    for name in {*OWN_FILES, *OFFICIAL_FILES} - written - {"README.md"}:  # of a model that was there before
+    for name in {*ELMOKIT_FILES, *OFFICIAL_FILES} - written - {"README.md"}:  # of a model that was there before
         (target / name).unlink(missing_ok=True)
     result = {"out": str(target), "format": to, "files": sorted(written)}
     print_result(as_json, result, f"{target}: {to} format, {', '.join(sorted(written))}")

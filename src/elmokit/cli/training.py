@@ -167,7 +167,7 @@ def finetune(
     if vocabulary is not None:
         settings["vocabulary"] = vocabulary
     with downloads() as progress:
-        files = hub.read(hub.resolve(model, progress=progress))
+        files = hub.resolve(model, progress=progress).read()
     with training_bar() as on_progress:
         train = text[0] if len(text) == 1 else text
         result = train_on(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)

@@ -48,6 +48,7 @@ from elmokit.pretraining.step import Learner
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage import folder as checkpoint
 from elmokit.storage.folder import ModelFiles
+from elmokit.storage.layouts import CARD_FILE
 from elmokit.storage.snapshots import Snapshot, Snapshots
 
 logger = logging.getLogger(__name__)
@@ -453,7 +454,7 @@ class _Run:
         )
         card = self._card()
         try:
-            with replacing(self.out / checkpoint.CARD_FILE) as path:
+            with replacing(self.out / CARD_FILE) as path:
                 path.write_text(card, encoding="utf-8")
             checkpoint.save(files, self.out, card=card)
         except (OSError, SafetensorError) as error:

@@ -1,36 +1,5 @@
-"""Foreign weights: official HDF5 files and TensorFlow checkpoints (AllenNLP, bilm-tf), ELMoForManyLangs folders.
+"""Models on disk: names, downloads, file layouts, and the formats that are read and written.
 
-Each is a table of names and shapes; that of the official HDF5 files reads both ways.
+`names.resolve(name).read()` returns what the files of a model hold, whatever their format. The modules that read
+weights import torch; `names`, `downloads` and `layouts` do not.
 """
-
-from elmokit.storage.hdf5 import open_hdf5, writing_hdf5
-from elmokit.storage.manylangs import is_manylangs, read_manylangs
-from elmokit.storage.official import (
-    config_from_options,
-    official_views,
-    options_from_config,
-    read_official,
-    read_official_model,
-    read_softmax,
-    write_official,
-    write_softmax,
-    write_token_embeddings,
-)
-from elmokit.storage.tensorflow import newest_checkpoint
-
-__all__ = [
-    "config_from_options",
-    "is_manylangs",
-    "newest_checkpoint",
-    "official_views",
-    "open_hdf5",
-    "options_from_config",
-    "read_manylangs",
-    "read_official",
-    "read_official_model",
-    "read_softmax",
-    "write_official",
-    "write_softmax",
-    "write_token_embeddings",
-    "writing_hdf5",
-]

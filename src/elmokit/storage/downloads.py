@@ -1,62 +1,49 @@
-"""A URL becomes a file of the cache, downloaded once.
+"""Downloads: a URL becomes a file of the cache, downloaded once.
 
-A file from the network lands in the cache (`ELMOKIT_CACHE`, else the XDG cache) and is never fetched twice. It is
-written beside its final name and moved there only when it is whole, of the right kind, and fsynced; a broken download
-goes on where it stopped, and only where the server vouches that the content is still the same. Beside each file lies
-`<file>.json` {url, sha256, size, etag, mtime_ns}: the sha256 of the first use, against which every later content of
-that file is held. `ELMOKIT_OFFLINE=1` forbids the network; what the cache holds still works.
+The cache is the folder `ELMOKIT_CACHE`, or the XDG cache. A download is written to `<file>.partial` and renamed only
+when it is complete, of the right kind and on disk. An interrupted download is resumed, if the server confirms that the
+content is still the same. Beside each file, `<file>.json` {url, sha256, size, etag, mtime_ns} records the SHA-256 of
+the first download. Every later content of that file is compared with it. `ELMOKIT_OFFLINE=1` forbids the network;
+cached files still work.
 
-What is checked here is that a file is whole and is HDF5 or JSON at all. The shape of every tensor is checked against
-the options where the pair is read, in `official.py`.
+This module checks that a file is complete and is HDF5 or JSON at all. The shapes of the tensors are checked against the
+options in `official.py`.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import http.client
 import json
 import logging
 import os
 import re
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    pass
+from elmokit.files import locked, sha256_of, write_json
+from elmokit.storage.transfer import BY_HAND, BrokenDownloadError, ChangedContentError, read_record, transfer
 
-
-try:
-    import fcntl
-except ImportError:  # Windows: downloads of one file by two processes at once are not kept apart there
-    fcntl = None  # type: ignore[assignment]
 log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes that are there, and the bytes of the whole (None where unknown)."""
-_TIMEOUT = 30.0  # seconds without a byte
+"""Called with the file's name, the number of bytes so far, and the total number of bytes (None if unknown)."""
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before each further attempt
-_BLOCK = 1 << 18
-_PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
-_VALIDATORS = ("ETag", "Last-Modified")
+_LOCK_NAME = re.compile(r"[0-9a-f]{16}-[\w.-]+\.lock", re.ASCII)
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-BY_HAND = (
-    "Or download the files by hand and use ELMo.from_files(options, weights), "
-    "or set ELMOKIT_CACHE to a cache folder that holds them."
-)
 
 
 def cache_dir() -> Path:
-    """The folder of downloaded files: ELMOKIT_CACHE, else XDG_CACHE_HOME/elmokit, else ~/.cache/elmokit."""
+    """The folder of downloaded files: ELMOKIT_CACHE, or XDG_CACHE_HOME/elmokit, or ~/.cache/elmokit."""
     if own := os.environ.get("ELMOKIT_CACHE"):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says that a relative path is to be ignored.
+    # the XDG specification says that a relative path is ignored
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "elmokit"
 
 
@@ -65,60 +52,139 @@ def is_offline() -> bool:
     return os.environ.get("ELMOKIT_OFFLINE", "").strip().lower() in {"1", "true", "yes", "on"}
 
 
-def fetch(url_or_path: str | os.PathLike[str], *, sha256: str | None = None, progress: Progress | None = None) -> Path:
-    """The local file behind a path or URL: http and https come from the cache, paths and file:// as they are.
+def cached_path(url: str) -> Path:
+    """The path that the download of `url` has in the cache, whether it exists or not."""
+    basename = re.sub(r"[^\w.-]", "_", PurePosixPath(urlsplit(url).path).name, flags=re.ASCII)[-100:]
+    return cache_dir() / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{basename or 'file'}"
 
-    `sha256` is what the content must have. Without it, a downloaded file must have the sha256 of its first use.
+
+def fetch(url_or_path: str | os.PathLike[str], *, sha256: str | None = None, progress: Progress | None = None) -> Path:
+    """The local file of a path or URL; an http(s) URL is downloaded into the cache unless it is there.
+
+    Args:
+        url_or_path: A path, a file:// URL, or an http(s) URL.
+        sha256: SHA-256 that the content must have. Without it, a downloaded file must have that of its first download.
+        progress: Called while a file is downloaded.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: If there is no such file, the URL is not valid, the content is wrong, or the cache is not writable.
+        ConnectionError: If the file cannot be downloaded.
     """
     text = as_text(url_or_path)
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise ValueError(f"sha256 {sha256!r}: expected 64 hexadecimal digits")
-    wanted = None if sha256 is None else sha256.lower()
+    expected = None if sha256 is None else sha256.lower()
     local = _local_path(url_or_path, text)
     if local is not None:
         if not text or not os.path.exists(local):
             raise ValueError(f"no file {text!r}")
         if os.path.isdir(local):
             raise ValueError(f"{text}: this is a folder, expected a file")
-        if wanted is not None and (found := _sha256_of(local)) != wanted:
-            raise ValueError(f"{text}: its sha256 is {found}, expected {wanted}")
+        if expected is not None and (actual := sha256_of(local)) != expected:
+            raise ValueError(f"{text}: its sha256 is {actual}, expected {expected}")
         return local
 
-    folder = cache_dir()
-    basename = re.sub(r"[^\w.-]", "_", PurePosixPath(urlsplit(text).path).name, flags=re.ASCII)[-100:]
-    target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{basename or 'file'}"
-    if _is_cached(target, text, wanted):
+    target = cached_path(text)
+    if _is_cached(target, text, expected):
         return target
     if is_offline():
         raise ConnectionError(
-            f"{text} is not in the cache {folder}, and ELMOKIT_OFFLINE forbids the network: unset it to download. "
-            f"{BY_HAND}"
+            f"{text} is not in the cache {target.parent}, and ELMOKIT_OFFLINE forbids the network: unset it to "
+            f"download. {BY_HAND}"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(f"{target}.lock", "ab")  # noqa: SIM115 - closed by the with below
-    except OSError as error:
-        raise ValueError(
-            f"the cache folder {folder} is not writable ({error}): set ELMOKIT_CACHE to one that is"
-        ) from error
-    with lock, _held(lock.fileno(), target):
-        # Whoever held the lock before may have brought the file.
-        if not _is_cached(target, text, wanted):
-            _download(text, target, wanted, progress)
+    with ExitStack() as stack:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(Path(f"{target}.lock"), wait=True))
+        except OSError as error:
+            raise ValueError(
+                f"the cache folder {target.parent} is not writable ({error}): set ELMOKIT_CACHE to one that is"
+            ) from error
+        # the process that held the lock before may have downloaded the file
+        if not _is_cached(target, text, expected):
+            _download(text, target, expected, progress)
     return target
 
 
+@dataclass(frozen=True)
+class CachedFile:
+    """A download in the cache."""
+
+    url: str
+    path: Path
+    """The file, which does not exist while the download is incomplete."""
+    size: int
+    """Bytes on disk, with its record, its lock and its incomplete download."""
+    is_complete: bool
+
+
+def cached_files() -> list[CachedFile]:
+    """All downloads in the cache, complete or not, sorted by path."""
+    return [
+        CachedFile(url, target, sum(path.stat().st_size for path in _files_of(target)), target.is_file())
+        for target, url in _recorded_urls().items()
+    ]
+
+
+def clean_cache() -> int:
+    """Remove all downloads from the cache, complete or not.
+
+    Only files that downloads wrote are removed: the file, its record, its lock, and its incomplete download. A file
+    that another process downloads at the moment stays.
+
+    Returns:
+        The number of bytes that were freed.
+
+    Raises:
+        OSError: If a file cannot be removed.
+    """
+    freed = 0
+    for target in _recorded_urls():
+        with suppress(BlockingIOError), locked(Path(f"{target}.lock"), wait=False):
+            for path in _files_of(target):
+                freed += path.stat().st_size
+                path.unlink()
+    for lock in cache_dir().glob("*.lock"):  # of downloads that failed before the first byte
+        if _LOCK_NAME.fullmatch(lock.name) and lock.is_file() and lock.stat().st_size == 0:
+            with suppress(BlockingIOError), locked(lock, wait=False):
+                lock.unlink(missing_ok=True)
+    return freed
+
+
+def _recorded_urls() -> dict[Path, str]:
+    """Target -> URL of each download that has a record, or a record of its incomplete file."""
+    result = {}
+    for record in sorted(cache_dir().glob("*.json")):
+        url = read_record(record).get("url")
+        with suppress(ValueError):  # of a file that is not ours
+            target = cached_path(url) if isinstance(url, str) else record
+            if record.name in (f"{target.name}.json", f"{target.name}.partial.json"):
+                result[target] = str(url)
+    return dict(sorted(result.items()))
+
+
+def _files_of(target: Path) -> list[Path]:
+    """The files that exist of a download."""
+    paths = [Path(f"{target}{suffix}") for suffix in ("", ".json", ".partial", ".partial.json", ".lock")]
+    for record in (".json", ".partial.json"):  # left by a process that was killed in `write_json`
+        paths += target.parent.glob(f".{glob.escape(target.name)}{record}.[0-9]*-*.tmp")
+    return [path for path in paths if path.is_file()]
+
+
 def as_text(name: object) -> str:
-    """A string or a path as a string; anything else is a ValueError."""
+    """A string or a path as a string; anything else is a ValueError that names it."""
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else None
     if not isinstance(text, str):
         raise ValueError(f"{name!r}: expected a string or a path, got {type(name).__name__}")
     return text
 
 
-def _local_path(given: str | os.PathLike[str], text: str) -> Path | None:
-    """The path where `text` is one or a file:// URL; None where it is an http(s) URL."""
-    if not isinstance(given, str) or "://" not in text:
+def _local_path(url_or_path: str | os.PathLike[str], text: str) -> Path | None:
+    """The path of a local file or a file:// URL; None for an http(s) URL."""
+    if not isinstance(url_or_path, str) or "://" not in text:
         return Path(text).expanduser()
     try:
         parts = urlsplit(text)
@@ -136,33 +202,34 @@ def _local_path(given: str | os.PathLike[str], text: str) -> Path | None:
     return None
 
 
-def _is_cached(target: Path, url: str, wanted: str | None) -> bool:
-    """Whether the file is there; an error where it is there with another content than it had, or than is wanted."""
+def _is_cached(target: Path, url: str, expected: str | None) -> bool:
+    """Whether the file exists; a ValueError if its content has changed or has not the SHA-256 `expected`."""
     try:
         stat = target.stat()
     except OSError:
         return False
-    record = _read_json(_record_path(target))
-    remembered = (record.get("size"), record.get("mtime_ns"))
-    if "sha256" not in record or remembered != (stat.st_size, stat.st_mtime_ns):
-        # Touched since it was remembered (or never remembered). A copied cache has new times and the same content.
-        found = _sha256_of(target)
-        if record.get("sha256", found) != found:
+    record = read_record(_record_path(target))
+    recorded = (record.get("size"), record.get("mtime_ns"))
+    if "sha256" not in record or recorded != (stat.st_size, stat.st_mtime_ns):
+        # the file is newer than its record, or has none: a copied cache has new times and the same content
+        actual = sha256_of(target)
+        if record.get("sha256", actual) != actual:
             raise ValueError(
-                f"{target}: this file has changed since it was downloaded from {url} (sha256 {found}, was "
-                f"{record['sha256']}): delete it, and it is fetched again"
+                f"{target}: this file has changed since it was downloaded from {url} (sha256 {actual}, was "
+                f"{record['sha256']}): delete it to download it again"
             )
-        with suppress(OSError):  # a read-only cache works too, a little slower
-            _remember(target, target, url, found, record.get("etag"))
-        record["sha256"] = found
-    if wanted is not None and record["sha256"] != wanted:
+        with suppress(OSError, ValueError):  # a read-only cache works too, a little slower
+            _write_record(target, target, url, actual, record.get("etag"))
+        record["sha256"] = actual
+    if expected is not None and record["sha256"] != expected:
         raise ValueError(
-            f"{target}: its sha256 is {record['sha256']}, expected {wanted}: delete it, and it is fetched again"
+            f"{target}: its sha256 is {record['sha256']}, expected {expected}: delete it to download it again"
         )
     return True
 
 
-def _download(url: str, target: Path, wanted: str | None, progress: Progress | None) -> None:
+def _download(url: str, target: Path, expected: str | None, progress: Progress | None) -> None:
+    """Download `url`, resuming what an earlier call left, check the content, and give the file its name."""
     partial, note = Path(f"{target}.partial"), Path(f"{target}.partial.json")
     label = target.name.partition("-")[2]
 
@@ -173,153 +240,42 @@ def _download(url: str, target: Path, wanted: str | None, progress: Progress | N
     log.info("downloading %s to %s", url, target)
     for pause in (*_PAUSES, None):
         try:
-            _transfer(url, partial, note, report)
+            transfer(url, partial, note, report)
             break
-        except _BrokenError as error:
-            if isinstance(error, _ChangedError):
+        except BrokenDownloadError as error:
+            if isinstance(error, ChangedContentError):
                 partial.unlink(missing_ok=True)
             if pause is None:
                 raise ConnectionError(
-                    f"{url}: {error} ({len(_PAUSES) + 1} attempts). Try again later: what arrived is kept, and the "
-                    f"next call goes on from there. {BY_HAND}"
+                    f"{url}: {error} ({len(_PAUSES) + 1} attempts). Try again later: the next call resumes the "
+                    f"download. {BY_HAND}"
                 ) from error
-            log.info("%s: %s; again in %s s", url, error, pause)
+            log.info("%s: %s; next attempt in %s s", url, error, pause)
             time.sleep(pause)
 
-    found = _sha256_of(partial)
-    first = _read_json(_record_path(target)).get("sha256")
+    actual = sha256_of(partial)
+    first = read_record(_record_path(target)).get("sha256")
     problem = _content_problem(partial, url)
-    if problem is None and wanted is not None and found != wanted:
-        problem = f"its sha256 is {found}, expected {wanted}"
-    elif problem is None and wanted is None and first not in (None, found):
+    if problem is None and expected is not None and actual != expected:
+        problem = f"its sha256 is {actual}, expected {expected}"
+    elif problem is None and expected is None and first not in (None, actual):
         problem = (
-            f"its sha256 is {found}, but on first use it was {first}: the content behind the URL has changed. "
-            f"If that is as it should be, delete {_record_path(target)}"
+            f"its sha256 is {actual}, but on first use it was {first}: the content of the URL has changed. "
+            f"To accept the new content, delete {_record_path(target)}"
         )
     if problem is not None:
         partial.unlink()
         note.unlink(missing_ok=True)
         raise ValueError(f"{url}: {problem}. Nothing was kept. {BY_HAND}")
-    # The record first: a file under its final name always has one.
-    _remember(target, partial, url, found, _read_json(note).get("ETag"))
+    # the record first: a file under its final name always has one
+    _write_record(target, partial, url, actual, read_record(note).get("ETag"))
     os.replace(partial, target)
     note.unlink(missing_ok=True)
-    log.info("%s: sha256 %s", target, found)
-
-
-class _BrokenError(Exception):
-    """An attempt that failed in a way that the next may not."""
-
-
-class _ChangedError(_BrokenError):
-    """What the server has now does not go with what arrived before: the next attempt starts over."""
-
-
-def _transfer(url: str, partial: Path, note: Path, report: Callable[[int, int | None], None]) -> None:
-    """One request: bring `partial` to its full length, going on where it stands if the content is still the same."""
-    known = _read_json(note)
-    have = partial.stat().st_size if partial.exists() else 0
-    if have and have == known.get("total"):
-        return  # whole, but stopped before it was moved to its name
-    # A weak ETag promises equal meaning, not equal bytes: it cannot vouch for a splice.
-    etag = known.get("ETag") or "W/"
-    validator = known.get("Last-Modified") if etag.startswith("W/") else etag
-    offset = have if validator else 0
-    headers = {"User-Agent": "elmokit", "Accept-Encoding": "identity"}
-    if offset and validator:
-        headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
-
-    with _open(urllib.request.Request(url, headers=headers)) as response:
-        end: int | None
-        total: int | None
-        if response.status == 206:
-            end, total = _check_part(response, offset, known)
-        elif response.status == 200:
-            offset, end, total = 0, response.length, response.length
-        else:
-            raise ConnectionError(f"{url}: HTTP {response.status} {response.reason}. Check the URL. {BY_HAND}")
-        done = offset
-        try:
-            with open(partial, "ab") as file:
-                file.truncate(offset)
-                before = known if offset else {}  # a 206 answer may leave out what the first one said
-                fields = {field: response.headers.get(field, before.get(field)) for field in _VALIDATORS}
-                _write_json(note, {"url": url, "total": total, **fields})
-                report(done, total)
-                for block in _blocks(response, None if end is None else end - offset):
-                    file.write(block)
-                    done += len(block)
-                    report(done, total)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:  # a full disk does not say by itself which file it was
-            raise OSError(error.errno, error.strerror, str(partial)) from error
-    if total is not None and done < total:
-        raise _BrokenError(f"the connection ended after {done} of {total} bytes")
-
-
-def _check_part(response: http.client.HTTPResponse, offset: int, known: Mapping[str, Any]) -> tuple[int, int]:
-    """The end of a 206 answer's part, and of the whole; an error unless it goes on at `offset` of the same content."""
-    span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
-    if span is None or int(span[1]) != offset or int(span[2]) >= int(span[3]):
-        raise _ChangedError("the server answered with another part than was asked for")
-    same = all(response.headers.get(field) in (None, known.get(field)) for field in _VALIDATORS)
-    if offset and not (same and known.get("total") in (None, int(span[3]))):
-        raise _ChangedError("the content changed between two attempts")
-    return int(span[2]) + 1, int(span[3])
-
-
-def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
-    # Not urlopen: it would also follow a redirect to ftp.
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    try:
-        return cast(http.client.HTTPResponse, opener.open(request, timeout=_TIMEOUT))
-    except urllib.error.HTTPError as error:
-        error.close()
-        what = f"HTTP {error.code} {error.reason}"
-        if error.code == 416:
-            raise _ChangedError(what) from error
-        if error.code in _PASSING_STATUS:
-            raise _BrokenError(what) from error
-        raise ConnectionError(f"{request.full_url}: {what}. Check the URL. {BY_HAND}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _BrokenError(_reason(error)) from error
-
-
-def _blocks(response: http.client.HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """The body as it arrives, `length` bytes of it; an end before that is for the caller to see."""
-    while length is None or length > 0:
-        try:
-            # read1, so that a break loses nothing that had arrived before it
-            block = response.read1(_BLOCK if length is None else min(_BLOCK, length))
-        except (OSError, http.client.HTTPException) as error:
-            raise _BrokenError(_reason(error)) from error
-        if not block:
-            return
-        yield block
-        if length is not None:
-            length -= len(block)
-
-
-def _reason(error: Exception) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, TimeoutError):
-        return f"no answer within {_TIMEOUT:g} s"
-    return f"{type(cause).__name__}: {cause}" if isinstance(cause, Exception) else str(cause)
+    log.info("%s: sha256 %s", target, actual)
 
 
 def _content_problem(path: Path, url: str) -> str | None:
-    """What is wrong with a downloaded file, by the kind that its URL announces."""
+    """What is wrong with a downloaded file, by the suffix of its URL; None if nothing is."""
     suffix = PurePosixPath(urlsplit(url).path).suffix.lower()
     with open(path, "rb") as file:
         head = file.read(64)
@@ -337,7 +293,7 @@ def _content_problem(path: Path, url: str) -> str | None:
             return f"expected an HDF5 file, but {arrived}"
         import h5py
 
-        # HDF5 knows its own length, and so finds out a server that announced a body too short.
+        # HDF5 knows its own length, so a body that the server announced too short does not open
         try:
             h5py.File(path, "r").close()
         except OSError as error:
@@ -352,53 +308,12 @@ def _content_problem(path: Path, url: str) -> str | None:
     return None
 
 
-@contextmanager
-def _held(lock: int, target: Path) -> Iterator[None]:
-    """Hold the lock of one file; closing it lets go, also when the process dies."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("waiting for another download of %s", target)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # some network file systems have no locks
-            log.warning("%s cannot be locked (%s): do not download it from two processes at once", target, error)
-    yield
-
-
 def _record_path(target: Path) -> Path:
     return Path(f"{target}.json")
 
 
-def _remember(target: Path, content: Path, url: str, sha256: str, etag: str | None) -> None:
-    """Write the record of `target`, whose content still lies at `content`."""
+def _write_record(target: Path, content: Path, url: str, sha256: str, etag: str | None) -> None:
+    """Write the record of `target`, whose content is still in `content`."""
     stat = content.stat()
     record = {"url": url, "sha256": sha256, "size": stat.st_size, "etag": etag, "mtime_ns": stat.st_mtime_ns}
-    _write_json(_record_path(target), record)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file of ours; empty where there is none, or none that can be read."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = Path(f"{path}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    write_json(_record_path(target), record)

@@ -1,13 +1,14 @@
-"""A model folder: config.json, model.safetensors, README.md; a language model with softmax.safetensors, vocabulary.txt.
+"""elmokit's own format: a model folder.
 
-A model that does not read words as UTF-8 bytes has lexicon.json: the characters and words that it knows by number.
+The folder has config.json, model.safetensors and README.md; that of a language model also softmax.safetensors and
+vocabulary.txt; that of a model with a lexicon of its own (not UTF-8 bytes) also lexicon.json.
 
-Enters: tensors named as in `network.py`.  Leaves: a folder, written whole or not at all; and back again, every tensor
-checked by name, shape, type and finiteness before it is used, and float32 whatever it was stored as.  Nothing is ever
-unpickled.
+Input: tensors named as the parameters of `network.BiLM`. Output: a folder, written completely or not at all. In the
+other direction, the name, shape, dtype and values of every tensor are checked, and it is float32 whatever it was stored
+as. Nothing is unpickled.
 
-A matrix may be stored as int8: `NAME` holds whole steps, `NAME.scale` the size of a step, one for each output of the
-matrix, shaped so that their product is the matrix.  The types of the tensors alone tell how they are stored.
+A matrix may be stored as int8: `NAME` holds integers and `NAME.scale` the step size per output of the matrix, shaped so
+that their product is the matrix. The dtypes of the tensors tell how they are stored.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,18 +33,20 @@ from elmokit.config import BiLMConfig
 from elmokit.files import replacing_together
 from elmokit.network import BiLM
 from elmokit.settings import from_mapping, read_json, to_mapping
+from elmokit.storage.layouts import (
+    CARD_FILE,
+    CONFIG_FILE,
+    LEXICON_FILE,
+    SOFTMAX_FILE,
+    VOCABULARY_FILE,
+    WEIGHTS_FILE,
+)
 from elmokit.text import Lexicon, Vocabulary
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-SOFTMAX_FILE = "softmax.safetensors"
-VOCABULARY_FILE = "vocabulary.txt"
-LEXICON_FILE = "lexicon.json"
-CARD_FILE = "README.md"
-
 Storage = Literal["float32", "float16", "int8"]
+TOKENIZERS = ("treebank", "spaces", "characters")
 
-STEPS = 127  # of an int8 matrix on either side of zero
+STEPS = 127  # an int8 matrix holds integers from -127 to 127
 SCALE = ".scale"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MIX_NAME = re.compile(r"mixes\.(\d+)\.(weights|gamma)")
@@ -51,27 +54,43 @@ MIX_NAME = re.compile(r"mixes\.(\d+)\.(weights|gamma)")
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Everything that a model folder holds."""
+    """What the files of a model hold."""
 
     config: BiLMConfig
     weights: dict[str, Tensor]
-    """The biLM's tensors, and `mixes.k.weights`, `mixes.k.gamma` where mixes were saved."""
+    """The biLM's tensors, and `mixes.k.weights`, `mixes.k.gamma` if mixes were saved."""
     softmax: dict[str, Tensor] | None = None
     """`weight` (V, P) and `bias` (V,) of the output layer that both directions share."""
     vocabulary: Vocabulary | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """How the mixes were made: `layer_norm`."""
     lexicon: Lexicon | None = None
     """Of a model that knows characters and words by number, instead of reading UTF-8 bytes."""
+    layer_norm: bool = False
+    """Whether the mixes normalize the layers."""
+    tokenizer: str = "treebank"
+    """How the model's text is split into tokens: one of `TOKENIZERS`."""
 
 
 def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storage: Storage | None = None) -> None:
-    """Write the folder: every file is complete on disk before the first takes its place, config.json last.
+    """Write a model folder. Every file is complete on disk before the first is replaced, config.json last.
 
-    `storage` is how the tensors are written (see `stored`), None as they are.
+    Args:
+        files: The model.
+        folder: The folder to write. It is created if it does not exist. Files of another model in it are replaced.
+        card: Text of README.md, which is written only if there is none.
+        storage: How the tensors are stored (see `stored`); None stores them as they are.
+
+    Raises:
+        ValueError: If `storage` is not known, or the weights cannot be stored that way.
+        OSError: If a file cannot be written. A model that was in the folder is unchanged.
     """
     folder = Path(folder)
-    config = json.dumps({"format": "elmokit", "bilm": to_mapping(files.config), **files.settings}, indent=2) + "\n"
+    values = {
+        "format": "elmokit",
+        "bilm": to_mapping(files.config),
+        "layer_norm": files.layer_norm,
+        "tokenizer": files.tokenizer,
+    }
+    config = json.dumps(values, indent=2) + "\n"
     writers: dict[str, Callable[[Path], object]] = {WEIGHTS_FILE: partial(_write, stored(files.weights, storage))}
     if files.softmax is not None:
         writers[SOFTMAX_FILE] = partial(_write, stored(files.softmax, storage))
@@ -87,59 +106,76 @@ def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storag
     with replacing_together([folder / name for name in writers]) as temporaries:
         for write, temporary in zip(writers.values(), temporaries, strict=True):
             write(temporary)
-    # those of a model that was here before do not belong to this one
-    for name in {SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE} - set(writers):
+    for name in {SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE} - set(writers):  # of another model
         (folder / name).unlink(missing_ok=True)
 
 
 def load(folder: str | os.PathLike[str]) -> ModelFiles:
-    """Read and check the folder; tensors are float32, however they are stored."""
+    """Read and check a model folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The model. Its tensors are float32, however they are stored.
+
+    Raises:
+        ValueError: If a file is missing, damaged, or does not fit the others. The message names the file.
+    """
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
-        raise ValueError(f"{folder}: no {CONFIG_FILE}, so this is no elmokit model folder")
+        raise ValueError(f"{folder}: no {CONFIG_FILE}, so this is not an elmokit model folder")
     values = read_json(folder / CONFIG_FILE)
     if values.pop("format", None) != "elmokit":
         raise ValueError(f'{folder / CONFIG_FILE}: no "format": "elmokit", so another program wrote it')
     config = from_mapping(BiLMConfig, values.pop("bilm", None), source=f"{folder / CONFIG_FILE}: bilm")
-    unknown = sorted(set(values) - {"layer_norm"})
-    if unknown:
-        raise ValueError(f"{folder / CONFIG_FILE}: unknown key {unknown[0]!r}")
-    if not isinstance(values.get("layer_norm", False), bool):
-        raise ValueError(f"{folder / CONFIG_FILE}: layer_norm must be true or false, not {values['layer_norm']!r}")
+    layer_norm, tokenizer = values.pop("layer_norm", False), values.pop("tokenizer", "treebank")
+    if values:
+        raise ValueError(f"{folder / CONFIG_FILE}: unknown key {min(values)!r}")
+    if not isinstance(layer_norm, bool):
+        raise ValueError(f"{folder / CONFIG_FILE}: layer_norm must be true or false, not {layer_norm!r}")
+    if tokenizer not in TOKENIZERS:
+        known = ", ".join(TOKENIZERS)
+        raise ValueError(f"{folder / CONFIG_FILE}: tokenizer must be one of {known}, not {tokenizer!r}")
     weights = _read(folder / WEIGHTS_FILE)
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in BiLM(config).state_dict().items()}
     for mix in range(len({match[1] for name in weights if (match := MIX_NAME.fullmatch(name))})):
         expected |= {f"mixes.{mix}.weights": (config.num_layers + 1,), f"mixes.{mix}.gamma": ()}
     check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, folder / WEIGHTS_FILE)
-
-    softmax, vocabulary = None, None
-    if (folder / VOCABULARY_FILE).is_file():
-        vocabulary = Vocabulary.load(folder / VOCABULARY_FILE)
+    vocabulary = Vocabulary.load(folder / VOCABULARY_FILE) if (folder / VOCABULARY_FILE).is_file() else None
     if config.num_words is not None and (vocabulary is None or len(vocabulary) != config.num_words):
-        held = "is missing" if vocabulary is None else f"has {len(vocabulary)} words"
+        problem = "is missing" if vocabulary is None else f"has {len(vocabulary)} words"
         raise ValueError(
-            f"{folder / VOCABULARY_FILE} {held}: this word-level model needs the {config.num_words} of its own"
+            f"{folder / VOCABULARY_FILE} {problem}: this word-level model needs the {config.num_words} of its own"
         )
-    if (folder / SOFTMAX_FILE).is_file():
-        softmax = _read(folder / SOFTMAX_FILE)
-        if vocabulary is None:
-            raise ValueError(f"{folder}: {SOFTMAX_FILE} needs a {VOCABULARY_FILE} that names its rows")
-        rows = len(vocabulary)
-        shapes = {name: tuple(tensor.shape) for name, tensor in softmax.items()}
-        check_shapes(shapes, {"weight": (rows, config.projection_dim), "bias": (rows,)}, folder / SOFTMAX_FILE)
+    softmax = _read_softmax(folder, config, vocabulary)
     lexicon = None if config.num_lexicon_characters is None else _read_lexicon(folder / LEXICON_FILE)
     check_lexicon(lexicon, config, str(folder / LEXICON_FILE))
-    return ModelFiles(config, weights, softmax, vocabulary, values, lexicon)
+    return ModelFiles(config, weights, softmax, vocabulary, lexicon, layer_norm, tokenizer)
+
+
+def _read_softmax(folder: Path, config: BiLMConfig, vocabulary: Vocabulary | None) -> dict[str, Tensor] | None:
+    """The output layer of a language model, which has one row per word of the vocabulary; None if there is none."""
+    path = folder / SOFTMAX_FILE
+    if not path.is_file():
+        return None
+    softmax = _read(path)
+    if vocabulary is None:
+        raise ValueError(f"{folder}: {SOFTMAX_FILE} needs a {VOCABULARY_FILE} that names its rows")
+    expected = {"weight": (len(vocabulary), config.projection_dim), "bias": (len(vocabulary),)}
+    check_shapes({name: tuple(tensor.shape) for name, tensor in softmax.items()}, expected, path)
+    return softmax
 
 
 def _read_lexicon(path: Path) -> Lexicon:
+    """The lexicon in lexicon.json."""
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing")
     lists = read_json(path)
     for name in ("characters", "words"):
-        listed = lists.get(name)
-        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        items = lists.get(name)
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise ValueError(f"{path}: {name!r} must be a list of strings")
     try:
         return Lexicon(lists["characters"], lists["words"])
@@ -148,19 +184,30 @@ def _read_lexicon(path: Path) -> Lexicon:
 
 
 def check_lexicon(lexicon: Lexicon | None, config: BiLMConfig, source: str) -> None:
-    """A model that reads by a lexicon has one of its sizes, and no other model has one; or ValueError."""
-    wanted = None
+    """Check that a lexicon has the sizes of the configuration, and that a model without lexicon gets none.
+
+    Raises:
+        ValueError: If it does not fit. The message names `source`.
+    """
+    expected, actual = "no lexicon", "no lexicon"
     if config.num_lexicon_characters is not None:
-        wanted = f"{config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
-    found = None if lexicon is None else f"{len(lexicon.characters)} characters and {len(lexicon.words)} words"
-    if found != wanted:
-        raise ValueError(f"{source}: a lexicon of {found or 'nothing'}, the model asks for {wanted or 'none'}")
+        expected = f"a lexicon of {config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
+    if lexicon is not None:
+        actual = f"a lexicon of {len(lexicon.characters)} characters and {len(lexicon.words)} words"
+    if actual != expected:
+        raise ValueError(f"{source}: the model needs {expected}, but got {actual}")
 
 
 def stored(tensors: Mapping[str, Tensor], storage: Storage | None) -> Mapping[str, Tensor]:
-    """Tensors as `storage` keeps them: float32; float16; or matrices in int8 with their scales, the rest in float16.
+    """Tensors in the dtypes in which they are stored.
 
-    What float16 cannot hold (beyond 65504) stays float32.
+    Args:
+        tensors: The tensors by name.
+        storage: "float32"; "float16"; "int8": matrices in int8 with their scales, everything else in float16; or None
+            for the tensors as they are. A tensor with values beyond the range of float16 (65504) stays float32.
+
+    Raises:
+        ValueError: If `storage` is not known, or a matrix for int8 holds NaN or infinite values.
     """
     if storage is None:
         return tensors
@@ -179,7 +226,7 @@ def stored(tensors: Mapping[str, Tensor], storage: Storage | None) -> Mapping[st
 
 
 def _summed_axes(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The axes that a product with this matrix sums over; none where the tensor is no matrix.
+    """The axes that a product with this matrix sums over; none if the tensor is not a matrix.
 
     LSTM weights are (directions, inputs, outputs), all others (outputs, inputs …).
     """
@@ -189,11 +236,11 @@ def _summed_axes(name: str, tensor: Tensor) -> tuple[int, ...]:
 
 
 def _quantize(name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix -> whole steps (int8) and their sizes (bfloat16): the largest weight of each output is 127 steps.
+    """A matrix -> integers (int8) and step sizes (bfloat16): the largest weight of each output is 127 steps.
 
-    bfloat16 has float32's range in two bytes, so that every matrix can be stored by one rule, and so few digits that
-    a step times a whole number is exact in float32: a matrix that was int8 once becomes the same int8 again.  Smaller
-    steps that clip the largest weights were tried: the error falls by less than 1%.
+    bfloat16 has float32's range in two bytes, so that one rule stores every matrix, and so few digits that a step times
+    an integer is exact in float32: a matrix that was int8 once becomes the same int8 again. Smaller steps that clip the
+    largest weights were tried: the error falls by less than 1%.
     """
     matrix = matrix.float()
     if not torch.isfinite(matrix).all():
@@ -204,39 +251,52 @@ def _quantize(name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dequantize(name: str, tensors: Mapping[str, Tensor], path: Path) -> Tensor:
-    """The float32 matrix of an int8 tensor and its scale, or a ValueError that says what is wrong with them."""
+    """The float32 matrix of an int8 tensor and its scale; a ValueError if they do not fit."""
     steps, scale = tensors[name], tensors.get(name + SCALE)
     if scale is None:
-        raise ValueError(f"{path}: {name} is int8, and {name}{SCALE}, which gives its steps a size, is missing")
+        raise ValueError(f"{path}: {name} is int8, but {name}{SCALE}, which holds its step sizes, is missing")
     if scale.dtype not in FLOATS:
         raise ValueError(f"{path}: {name}{SCALE} holds {scale.dtype}, not floating-point numbers")
     summed = _summed_axes(name, steps)
     shape = tuple(1 if axis in summed else size for axis, size in enumerate(steps.shape))
     if tuple(scale.shape) != shape:
-        raise ValueError(f"{path}: {name}{SCALE} is {tuple(scale.shape)}, {name} asks for {shape}")
+        raise ValueError(f"{path}: {name}{SCALE} is {tuple(scale.shape)}, {name} needs {shape}")
     scale = scale.float()
-    # the largest has room for all its steps, so the matrix need not be looked through
-    is_size = (scale > 0) & (scale < torch.finfo(torch.float32).max / (STEPS + 1))
-    if not is_size.all():
-        bad = int((~is_size).sum())
-        raise ValueError(f"{path}: {name}{SCALE} holds {bad} values that are no size of a step: the file is damaged")
+    # 128 of the largest steps are still finite, so the matrix itself needs no check
+    is_valid = (scale > 0) & (scale < torch.finfo(torch.float32).max / (STEPS + 1))
+    if not is_valid.all():
+        bad = int((~is_valid).sum())
+        raise ValueError(f"{path}: {name}{SCALE} holds {bad} values that are not step sizes: the file is damaged")
     return steps.float().mul_(scale)
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Every tensor is there with its shape and no other is, or a ValueError that names file and tensor."""
+def check_shapes(actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Check that a file holds exactly the tensors of a model.
+
+    Args:
+        actual: Shape of each tensor in the file, by name.
+        expected: Shape of each tensor that the configuration needs, by name.
+        path: The file, for the message.
+
+    Raises:
+        ValueError: If a tensor is missing, has another shape, or does not belong. The message names file and tensor.
+    """
     for name, shape in expected.items():
-        if name not in found:
+        if name not in actual:
             raise ValueError(f"{path}: {name} {shape} is missing")
-        if found[name] != shape:
-            raise ValueError(f"{path}: {name} is {found[name]}, the configuration asks for {shape}")
-    surplus = sorted(set(found) - set(expected))
+        if actual[name] != shape:
+            raise ValueError(f"{path}: {name} is {actual[name]}, the configuration needs {shape}")
+    surplus = sorted(set(actual) - set(expected))
     if surplus:
         raise ValueError(f"{path}: {surplus[0]} is not part of a model with this configuration")
 
 
 def check_finite(tensor: Tensor, path: Path, name: str) -> None:
-    """A floating-point tensor without NaN or infinity, or ValueError."""
+    """Check that a tensor of a file is of a floating-point dtype and holds neither NaN nor infinity.
+
+    Raises:
+        ValueError: If it does not. The message names file and tensor.
+    """
     if tensor.dtype not in FLOATS:
         raise ValueError(f"{path}: {name} holds {tensor.dtype}, not floating-point numbers")
     if not math.isfinite(tensor.sum(dtype=torch.float64).item()):
@@ -245,6 +305,7 @@ def check_finite(tensor: Tensor, path: Path, name: str) -> None:
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file; its errors become an OSError."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # a full disk, most likely: "… (os error 28)"
@@ -253,18 +314,19 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, checked and in float32."""
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+        raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
     result = {}
     for name, tensor in tensors.items():
         matrix = tensors.get(name.removesuffix(SCALE))
         if name.endswith(SCALE) and (matrix is None or matrix.dtype != torch.int8):
-            raise ValueError(f"{path}: {name} is there, and no int8 {name.removesuffix(SCALE)} that it belongs to")
+            raise ValueError(f"{path}: {name} has no int8 {name.removesuffix(SCALE)} to which it belongs")
         if tensor.dtype == torch.int8:
             result[name] = _dequantize(name, tensors, path)
         elif not name.endswith(SCALE):

@@ -1,14 +1,14 @@
 """Model folders of ELMoForManyLangs (HIT-SCIR).
 
-Enters: a folder with config.json (which names a second one, of sizes), char.dic, word.dic, token_embedder.pkl and
-encoder.pkl.  Leaves: a `BiLMConfig` with a lexicon, and tensors named as in `network.py`.  The two .pkl files go
-through PyTorch's loader of tensors alone: what else a pickle may hold is refused, and never run.
+Input: a folder with config.json (which names a second file, with the sizes), char.dic, word.dic, token_embedder.pkl and
+encoder.pkl. Output: a `BiLMConfig` with a lexicon, and tensors named as the parameters of `network.BiLM`. The two .pkl
+files are read by PyTorch's loader for tensors only: anything else in a pickle is refused and never run.
 
-Its rules, where they are not those of the official models:
+Its rules, where they differ from those of the official models:
 - Characters are code points, cut after `max_characters_per_token` - 2 of them; what the lexicon does not hold is <oov>.
-- A word begins with the character <eow> and ends with <bow>: the two names are swapped in its code, and so trained.
-- The highway's gate weighs what is carried along, not what is new: g x + (1 - g) relu(...).
-- The LSTM's gates stand in the order i, f, j, o, and the forget bias is whole, with no 1 to be added.
+- A word begins with the character <eow> and ends with <bow>: its code swaps the two names, and it was trained so.
+- The highway's gate weighs the input, not the new value: g x + (1 - g) relu(...).
+- The LSTM's gates are in the order i, f, j, o, and the forget bias is complete: no 1 is added.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 from elmokit.config import PUBLISHED_FILTERS, BiLMConfig
 from elmokit.settings import from_mapping, read_json
 from elmokit.storage.folder import ModelFiles, check_finite, check_shapes
+from elmokit.storage.layouts import CONFIG_FILE, EMBEDDER_FILE, ENCODER_FILE
 from elmokit.storage.official import required, table_in
 from elmokit.text import Lexicon
 
-CONFIG, EMBEDDER, ENCODER = "config.json", "token_embedder.pkl", "encoder.pkl"
 UNKNOWN, BOS, EOS = "<oov>", "<bos>", "<eos>"
 MARKS = (UNKNOWN, BOS, EOS, "<eow>", "<bow>", "<pad>")  # in the order of `Lexicon`: unknown, bounds, begin, end, pad
 
-# The sizes of all published models; many of their folders name this file and do not hold it.
+# The sizes of all published models; many of their folders name this file but do not contain it.
 SAMPLE_NAME = re.compile(r"cnn_\d+_100_512_4096_sample\.json")
 SAMPLE: Mapping[str, Any] = {
     "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
@@ -48,23 +48,28 @@ SAMPLE: Mapping[str, Any] = {
 }
 
 
-def is_manylangs(folder: Path) -> bool:
-    """Whether the folder is one of ELMoForManyLangs."""
-    return (folder / EMBEDDER).is_file() and (folder / ENCODER).is_file()
-
-
 def read_manylangs(folder: str | os.PathLike[str]) -> ModelFiles:
-    """The model in such a folder; only its classifier, which few folders hold, is left aside."""
+    """Read a model folder of ELMoForManyLangs. Its classifier, which few folders have, is ignored.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The model, with a lexicon.
+
+    Raises:
+        ValueError: If a file is missing, damaged, or does not fit the sizes. The message names the file.
+    """
     folder = Path(folder)
     sizes, source = _read_sizes(folder)
     encoder, embedder = table_in(sizes, "encoder", source), table_in(sizes, "token_embedder", source)
     for name, part, known in (("encoder", encoder, "elmo"), ("token_embedder", embedder, "cnn")):
         kind = required(part, name, "name", source)
         if str(kind).lower() != known:
-            raise ValueError(f"{source}: {name}.name is {kind!r}: of ELMoForManyLangs' models only {known!r} is read")
+            raise ValueError(f"{source}: {name}.name is {kind!r}: only {known!r} is supported")
     char_dim, word_dim = (_width(embedder, key, source) for key in ("char_dim", "word_dim"))
     if not char_dim and not word_dim:
-        raise ValueError(f"{source}: token_embedder.char_dim and .word_dim are both 0: nothing makes a word's vector")
+        raise ValueError(f"{source}: token_embedder.char_dim and .word_dim are both 0: a word has no vector")
     characters = _read_lexicon(folder / "char.dic", MARKS) if char_dim else {}
     words = _read_lexicon(folder / "word.dic", (UNKNOWN, BOS, EOS)) if word_dim else {}
     lexicon = Lexicon(
@@ -88,38 +93,38 @@ def read_manylangs(folder: str | os.PathLike[str]) -> ModelFiles:
         "skip_connections": True,
     }
     config = from_mapping(BiLMConfig, values, source=source)
-    weights = _token_weights(folder / EMBEDDER, config, lexicon, characters, words)
-    weights |= _layer_weights(folder / ENCODER, config)
+    weights = _token_weights(folder / EMBEDDER_FILE, config, lexicon, characters, words)
+    weights |= _layer_weights(folder / ENCODER_FILE, config)
     return ModelFiles(config, weights, lexicon=lexicon)
 
 
 def _width(embedder: Mapping[str, Any], key: str, source: str) -> int:
     width = required(embedder, "token_embedder", key, source)
     if not isinstance(width, int) or width < 0:
-        raise ValueError(f"{source}: token_embedder.{key} is {width!r}, not a width, nor 0 for none")
+        raise ValueError(f"{source}: token_embedder.{key} must be a width, or 0 for none, not {width!r}")
     return width
 
 
 def _read_sizes(folder: Path) -> tuple[Mapping[str, Any], str]:
-    """The table of sizes that config.json names, and where it stands."""
-    named = read_json(folder / CONFIG).get("config_path")
+    """The table of sizes that config.json names, and the file in which it is."""
+    named = read_json(folder / CONFIG_FILE).get("config_path")
     if not isinstance(named, str):
-        raise ValueError(f"{folder / CONFIG}: 'config_path', which names the file of sizes, is {named!r}")
+        raise ValueError(f"{folder / CONFIG_FILE}: 'config_path', which names the file of sizes, is {named!r}")
     name = re.split(r"[/\\]", named)[-1]
-    # a path of the machine that trained the model, as often as not: the same name in the folder counts too
+    # often a path of the machine that trained the model: a file of that name in the folder counts too
     for path in (folder / named, folder / name, folder / "configs" / name):
         if path.is_file():
             return read_json(path), str(path)
     if SAMPLE_NAME.fullmatch(name):
-        return SAMPLE, f"{folder / CONFIG}: {name}"
+        return SAMPLE, f"{folder / CONFIG_FILE}: {name}"
     raise ValueError(
-        f"{folder / CONFIG} names {named!r}, and there is no such file: put {name}, the sizes that the model was "
-        "trained with, into the folder"
+        f"{folder / CONFIG_FILE} names {named!r}, but there is no such file: copy {name}, which holds the sizes of the "
+        "model, into the folder"
     )
 
 
 def _read_lexicon(path: Path, needed: tuple[str, ...]) -> dict[str, int]:
-    """A .dic file, each line an item, a tab and its row; an item that is blank stands for the ideographic space."""
+    """A .dic file: per line an item, a tab and its row. A blank item is the ideographic space."""
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing")
     rows: dict[str, int] = {}
@@ -139,7 +144,7 @@ def _read_lexicon(path: Path, needed: tuple[str, ...]) -> dict[str, int]:
 def _token_weights(
     path: Path, config: BiLMConfig, lexicon: Lexicon, characters: dict[str, int], words: dict[str, int]
 ) -> dict[str, Tensor]:
-    """Tensors of the lexicon encoder; rows stand in the order of `Lexicon`."""
+    """Tensors of the lexicon encoder, with rows in the order of `Lexicon`."""
     filters_dim = config.filters_dim
     expected: dict[str, tuple[int, ...]] = {
         "projection.weight": (config.projection_dim, config.word_dim + filters_dim),
@@ -155,21 +160,21 @@ def _token_weights(
     for k in range(config.num_highways):
         expected[f"highways._layers.{k}.weight"] = (2 * filters_dim, filters_dim)
         expected[f"highways._layers.{k}.bias"] = (2 * filters_dim,)
-    found = _read_tensors(path, expected)
+    tensors = _read_tensors(path, expected)
 
-    weights = {f"projection.{part}": found[f"projection.{part}"] for part in ("weight", "bias")}
+    weights = {f"projection.{part}": tensors[f"projection.{part}"] for part in ("weight", "bias")}
     if words:
         order = [words[word] for word in (UNKNOWN, BOS, EOS, *lexicon.words)]
-        weights["word_embedding"] = found["word_emb_layer.embedding.weight"][order]
+        weights["word_embedding"] = tensors["word_emb_layer.embedding.weight"][order]
     if characters:
         order = [characters[character] for character in (*lexicon.characters, *MARKS)]
-        weights["spelling.char_embedding"] = found["char_emb_layer.embedding.weight"][order]
+        weights["spelling.char_embedding"] = tensors["char_emb_layer.embedding.weight"][order]
     for i in range(len(config.filters)):
         for part in ("weight", "bias"):
-            weights[f"spelling.convolutions.{i}.{part}"] = found[f"convolutions.{i}.{part}"]
+            weights[f"spelling.convolutions.{i}.{part}"] = tensors[f"convolutions.{i}.{part}"]
     for k in range(config.num_highways):
         for part in ("weight", "bias"):
-            new, carried = found[f"highways._layers.{k}.{part}"].chunk(2)
+            new, carried = tensors[f"highways._layers.{k}.{part}"].chunk(2)
             weights[f"spelling.highways.{k}.transform.{part}"] = new
             weights[f"spelling.highways.{k}.carry.{part}"] = -carried  # 1 - sigmoid(x) = sigmoid(-x)
     return {f"lexicon_encoder.{name}": tensor.contiguous() for name, tensor in weights.items()}
@@ -185,18 +190,19 @@ def _layer_weights(path: Path, config: BiLMConfig) -> dict[str, Tensor]:
         "state_projection.weight": (width, cell),
     }
     cells = [[f"{direction}_layer_{k}." for direction in ("forward", "backward")] for k in range(config.num_layers)]
-    found = _read_tensors(path, {one + name: shape for pair in cells for one in pair for name, shape in shapes.items()})
+    expected = {one + name: shape for pair in cells for one in pair for name, shape in shapes.items()}
+    tensors = _read_tensors(path, expected)
     weights = {}
     for k, pair in enumerate(cells):
         for ours, theirs in (
             ("input_weight", "input_linearity.weight"),
             ("recurrent_weight", "state_linearity.weight"),
         ):
-            weights[f"layers.{k}.{ours}"] = torch.stack([_gates(found[one + theirs]).t() for one in pair])
-        bias = torch.stack([_gates(found[one + "state_linearity.bias"]) for one in pair])
-        bias[:, 2 * cell : 3 * cell] -= 1.0  # which the network adds to the forget gate
+            weights[f"layers.{k}.{ours}"] = torch.stack([_gates(tensors[one + theirs]).t() for one in pair])
+        bias = torch.stack([_gates(tensors[one + "state_linearity.bias"]) for one in pair])
+        bias[:, 2 * cell : 3 * cell] -= 1.0  # the network adds 1 to the forget gate
         weights[f"layers.{k}.bias"] = bias
-        weights[f"layers.{k}.projection"] = torch.stack([found[one + "state_projection.weight"].t() for one in pair])
+        weights[f"layers.{k}.projection"] = torch.stack([tensors[one + "state_projection.weight"].t() for one in pair])
     return weights
 
 
@@ -207,17 +213,17 @@ def _gates(rows: Tensor) -> Tensor:
 
 
 def _read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote, in its old form or its new one, as float32."""
+    """The tensors of a file that torch.save wrote, in its old or its new format, as float32."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a pickle that is damaged, or refused, may end in any of them
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a pickle that is damaged or refused raises errors of many types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{path}: not a file of tensors alone, as torch.save writes them, or not a whole one ({reason})"
+            f"{path}: not a file of tensors only, as torch.save writes them, or incomplete ({reason})"
         ) from None
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path}: not a table of tensors by name")
-    check_shapes({name: tuple(tensor.shape) for name, tensor in found.items()}, expected, path)
-    for name, tensor in found.items():
+    check_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected, path)
+    for name, tensor in tensors.items():
         check_finite(tensor, path, name)
-    return {name: tensor.float() for name, tensor in found.items()}
+    return {name: tensor.float() for name, tensor in tensors.items()}

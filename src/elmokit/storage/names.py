@@ -1,7 +1,7 @@
-"""A name -> the files of a model on this machine.
+"""Names of models: a name becomes the files of a model on this machine.
 
-Enters: nothing (the embedded default), a folder, an official name ("small", "medium", "original", "original-5.5b") or
-a "user/model" of the Hugging Face hub.  Leaves: paths, in `Location`.
+Input: nothing (the default model), a folder, the name of a model in the package ("en"), an official name ("small",
+"medium", "original", "original-5.5b") or a "user/model" of the Hugging Face hub. Output: a layout (see `layouts.py`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from elmokit.storage.folder import ModelFiles
-from elmokit.storage.downloads import Progress, as_text, fetch, is_offline
+from elmokit.extras import require
+from elmokit.storage.downloads import Progress, as_text, cached_path, fetch, is_offline
+from elmokit.storage.layouts import (
+    CARD_FILE,
+    CONFIG_FILE,
+    LEXICON_FILE,
+    VOCABULARY_FILE,
+    ElmokitFolder,
+    Layout,
+    OfficialFiles,
+    find_layout,
+)
 
+DEFAULT = "en"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class OfficialModel:
-    """URLs of one published model; the softmax and its vocabulary only where they were published too."""
+    """URLs of one published model; those of the softmax and its vocabulary only if they were published too."""
 
     options: str
     weights: str
@@ -56,143 +66,125 @@ OFFICIAL: Mapping[str, OfficialModel] = {
 
 
 @dataclass(frozen=True)
-class Location:
-    """What a name resolved to: a folder of ours or of ELMoForManyLangs, or the official pair and what lies beside it.
+class ModelEntry:
+    """A model that has a name."""
 
-    `weights` is an HDF5 file, or the .index of a TensorFlow checkpoint.
-    """
+    name: str
+    kind: Literal["embedded", "official"]
+    """Part of the package, or downloaded on first use."""
+    size: int | None
+    """Bytes on disk; None if the model is not on this machine."""
+    cached: bool
+    """Whether the model loads without the network."""
+    path: Path | None
+    """Folder of the model; None if it is not on this machine."""
 
-    folder: Path | None = None
-    options: Path | None = None
-    weights: Path | None = None
-    softmax: Path | None = None
-    vocabulary: Path | None = None
+
+def list_models() -> list[ModelEntry]:
+    """The models that `resolve` knows by name: those of the package, then the official ones."""
+    entries = []
+    for name, folder in _embedded_models().items():
+        size = sum(path.stat().st_size for path in ElmokitFolder(folder).files())
+        entries.append(ModelEntry(name, "embedded", size, cached=True, path=folder))
+    for name, model in OFFICIAL.items():
+        paths = [cached_path(model.options), cached_path(model.weights)]
+        if all(path.is_file() for path in paths):
+            size = sum(path.stat().st_size for path in paths)
+            entries.append(ModelEntry(name, "official", size, cached=True, path=paths[0].parent))
+        else:
+            entries.append(ModelEntry(name, "official", size=None, cached=False, path=None))
+    return entries
 
 
-def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = None) -> Location:
-    """Find the model that `name` means, downloading it where it has to be.
+def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = None) -> Layout:
+    """Find the model of a name, and download it if necessary.
 
-    None is the embedded default. A folder that holds a model comes first, so "./small" and an existing "small" mean the
-    folder; then the official names; then "user/model" on the Hugging Face hub.
+    A folder that holds a model comes first: "./small", or "small" where such a folder exists. Then come the names of
+    the package, the official names, and "user/model" on the Hugging Face hub.
+
+    Args:
+        name: A folder, a name, or None for the default model of the package.
+        progress: Called while files are downloaded.
+
+    Returns:
+        The layout of the model's files. Its `read` returns what they hold.
+
+    Raises:
+        ValueError: If there is no such model, or the folder holds none.
+        ConnectionError: If the model cannot be downloaded.
     """
     if name is None:
-        embedded = Path(str(resources.files("elmokit") / "models" / "en"))
-        if not (embedded / "config.json").is_file():
+        embedded = _embedded_models().get(DEFAULT)
+        if embedded is None:
             raise ValueError(
-                "this installation of elmokit holds no default model: pass a model folder, an official name "
-                f"({_official_names()}) or a Hugging Face id 'user/model'"
+                "this installation of elmokit has no default model: pass a model folder, a name "
+                f"({_known_names()}) or a Hugging Face id 'user/model'"
             )
-        return Location(folder=embedded)
+        return ElmokitFolder(embedded)
     text = as_text(name)
     path = Path(text).expanduser()
     if text and os.path.isdir(path):
-        found = _look_into(path)
-        if found is not None:
-            return found
-        if text not in OFFICIAL:
+        layout = find_layout(path)
+        if layout is not None:
+            return layout
+        if text not in OFFICIAL and text not in _embedded_models():
             raise ValueError(
-                f"{text}: this folder holds no model: neither config.json (elmokit's own format, ELMoForManyLangs) nor "
-                "options.json with an HDF5 weight file (the official format) or a TensorFlow checkpoint"
+                f"{text}: this folder holds no model: neither config.json (the format of elmokit, ELMoForManyLangs) "
+                "nor options.json with an HDF5 weight file (the official format) or a TensorFlow checkpoint"
             )
+    if text in _embedded_models():
+        return ElmokitFolder(_embedded_models()[text])
     if text in OFFICIAL:
         model = OFFICIAL[text]
-        return Location(
-            options=fetch(model.options, progress=progress), weights=fetch(model.weights, progress=progress)
-        )
+        return OfficialFiles(fetch(model.options, progress=progress), fetch(model.weights, progress=progress))
     if os.path.isfile(path):
         raise ValueError(f"{text}: this is a file: pass its folder, or use ELMo.from_files(options, weights)")
     if isinstance(name, str) and _HUB_NAME.fullmatch(text):
-        return Location(folder=_from_huggingface(text, progress))
+        return ElmokitFolder(_from_huggingface(text, progress))
     raise ValueError(
-        f"no model {text!r}: pass the path of a model folder, an official name ({_official_names()}) or a Hugging Face "
-        "id 'user/model'; URLs of an official pair go to ELMo.from_files(options, weights)"
+        f"no model {text!r}: pass the path of a model folder, a name ({_known_names()}) or a Hugging Face id "
+        "'user/model'; URLs of an official pair go to ELMo.from_files(options, weights)"
     )
 
 
-def read(location: Location) -> ModelFiles:
-    """What the files of a model hold, in any format."""
-    from elmokit import storage as formats
-    from elmokit.storage import folder as checkpoint
-
-    if location.folder is not None:
-        if formats.is_manylangs(location.folder):
-            return formats.read_manylangs(location.folder)
-        return checkpoint.load(location.folder)
-    assert location.options is not None
-    assert location.weights is not None
-    return formats.read_official_model(
-        location.options, location.weights, vocabulary_path=location.vocabulary, softmax_path=location.softmax
-    )
+def _embedded_models() -> dict[str, Path]:
+    """Name -> folder of each model in the package: every folder under models/ that holds one."""
+    folder = Path(str(resources.files("elmokit") / "models"))
+    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{CONFIG_FILE}"))}
 
 
-def _official_names() -> str:
-    return ", ".join(OFFICIAL)
-
-
-def _look_into(folder: Path) -> Location | None:
-    if (folder / "config.json").is_file():
-        return Location(folder=folder)
-    options = _only(folder, "options.json", "*options*.json")
-    weights = _if_file(folder / "model.hdf5") or _only(folder, "weights.hdf5", "*weights*.hdf5")
-    if options is not None and weights is None:
-        from elmokit.storage import newest_checkpoint
-
-        weights = newest_checkpoint(folder)
-    if options is None or weights is None:
-        return None
-    vocabulary = _if_file(folder / "vocabulary.txt")
-    if weights.suffix == ".index":
-        vocabulary = _only(folder, "vocabulary.txt", "vocab*.txt")
-    softmax = _if_file(folder / "softmax.hdf5") if vocabulary else None
-    return Location(options=options, weights=weights, softmax=softmax, vocabulary=vocabulary)
-
-
-def _if_file(path: Path) -> Path | None:
-    return path if path.is_file() else None
-
-
-def _only(folder: Path, name: str, pattern: str) -> Path | None:
-    """The file of that name, else the only one of that pattern: published pairs carry long names."""
-    if (folder / name).is_file():
-        return folder / name
-    found = sorted(path for path in folder.glob(pattern) if path.is_file() and "softmax" not in path.name)
-    if len(found) > 1:
-        raise ValueError(
-            f"{folder}: which of {', '.join(path.name for path in found)} is meant? Rename one to {name}, "
-            "or use ELMo.from_files(options, weights)"
-        )
-    return found[0] if found else None
+def _known_names() -> str:
+    return ", ".join([*_embedded_models(), *OFFICIAL])
 
 
 def _from_huggingface(name: str, progress: Progress | None) -> Path:
+    """The folder of a model of the Hugging Face hub, downloaded by the hub's own client."""
     try:
-        import huggingface_hub
-        from huggingface_hub.errors import RepositoryNotFoundError
-        from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+        hub = require("huggingface_hub", extra="hub")
+        errors = require("huggingface_hub.errors", extra="hub")
+        bars = require("huggingface_hub.utils.tqdm", extra="hub")
     except ImportError as error:
-        raise ValueError(
-            f'there is no folder {name!r}; to load it from the Hugging Face hub: pip install "elmokit[hub]"'
-        ) from error
-    # The hub draws its own bars, which no callback can replace: they show only to a caller who wants progress,
-    # or where the hub's own variable says so (which it warns about when overruled).
+        raise ValueError(f"there is no folder {name!r}; to load it from the Hugging Face hub: {error}") from error
+    # The hub draws its own progress bars, which no callback can replace. They show only to a caller who wants
+    # progress, or if the hub's own variable is set (the hub warns when it is overruled).
     asked = progress is not None or "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ
-    silence = not asked and not are_progress_bars_disabled()
+    silence = not asked and not bars.are_progress_bars_disabled()
     if silence:
-        disable_progress_bars()
+        bars.disable_progress_bars()
     try:
         folder = Path(
-            huggingface_hub.snapshot_download(
+            hub.snapshot_download(
                 name,
-                allow_patterns=["config.json", "*.safetensors", "vocabulary.txt", "lexicon.json", "README.md"],
+                allow_patterns=[CONFIG_FILE, "*.safetensors", VOCABULARY_FILE, LEXICON_FILE, CARD_FILE],
                 local_files_only=is_offline(),
             )
         )
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ValueError(
-            f"no model {name!r}: there is no such folder, and the Hugging Face hub has no such model, or not for you "
-            "(`hf auth login` for a private one)"
+            f"no model {name!r}: there is no such folder, and the Hugging Face hub has no such model, or it is private "
+            "(`hf auth login`)"
         ) from error
-    except Exception as error:  # whatever HTTP library the hub uses, its errors come through bare
+    except Exception as error:  # the hub does not wrap the errors of its HTTP library
         if is_offline():
             reason = "is not in the Hugging Face cache, and ELMOKIT_OFFLINE forbids the network"
         else:
@@ -200,7 +192,7 @@ def _from_huggingface(name: str, progress: Progress | None) -> Path:
         raise ConnectionError(f"{name}: there is no such folder, and it {reason}") from error
     finally:
         if silence:
-            enable_progress_bars()
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{name}: this Hugging Face model has no config.json, so it is not in elmokit's format")
+            bars.enable_progress_bars()
+    if not (folder / CONFIG_FILE).is_file():
+        raise ValueError(f"{name}: this Hugging Face model has no {CONFIG_FILE}, so it is not in elmokit's format")
     return folder

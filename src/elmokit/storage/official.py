@@ -1,8 +1,8 @@
-"""The official models of AllenNLP and bilm-tf, in and out.
+"""The official format of AllenNLP and bilm-tf, read and written.
 
-Enters: options.json and its weights as they were downloaded: HDF5, or a TensorFlow checkpoint (or a token-embedding
-file, or a softmax file).  Leaves: a `BiLMConfig` and tensors named as in `network.py`; and back as HDF5, bit for bit.
-`official_views` is the one table both ways.
+Input: options.json and its weights as they were downloaded, HDF5 or a TensorFlow checkpoint; also token-embedding and
+softmax files. Output: a `BiLMConfig` and tensors named as the parameters of `network.BiLM`; in the other direction HDF5
+files with the same bits. `official_views` is the one table for both directions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from elmokit.network import BiLM
 from elmokit.settings import from_mapping, read_json
 from elmokit.storage.folder import ModelFiles, check_finite
 from elmokit.storage.hdf5 import open_hdf5, writing_hdf5
+from elmokit.storage.layouts import OFFICIAL_WEIGHTS_FILE, OPTIONS_FILE
 from elmokit.storage.tensorflow import open_checkpoint
 from elmokit.text import NUM_CHARACTERS, Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# what option files hold beside the model's shape: how it was trained, and what trainers of the wild wrote down
+# keys of option files; beside the sizes of the model they hold how it was trained
 LSTM_KEYS = {"cell_clip", "dim", "n_layers", "proj_clip", "projection_dim", "use_skip_connections"}
 CHAR_KEYS = {"activation", "embedding", "filters", "max_characters_per_token", "n_characters", "n_highway"}
 TRAINING_KEYS = {
@@ -54,7 +55,7 @@ TRAINING_KEYS = {
 
 
 class Arrays(Protocol):
-    """A file of arrays under their official names; what is wrong with it is a ValueError that names it."""
+    """A file of arrays under their official names. Errors are a ValueError that names the file."""
 
     @property
     def path(self) -> Path: ...
@@ -63,13 +64,13 @@ class Arrays(Protocol):
     def names(self) -> list[str]: ...
 
     def about(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type."""
+        """Shape and dtype of the array `name`."""
 
     def read(self, name: str) -> npt.NDArray[Any]: ...
 
 
 def open_arrays(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Arrays]:
-    """The weights in `path`: the .index of a TensorFlow checkpoint, or else an HDF5 file."""
+    """Open a weight file: the .index of a TensorFlow checkpoint, or an HDF5 file."""
     return open_checkpoint(path) if Path(path).suffix == ".index" else open_hdf5(path)
 
 
@@ -80,10 +81,19 @@ def read_official(
     embeddings_path: str | os.PathLike[str] | None = None,
     boundary_ids: tuple[int, int] = (0, 1),
 ) -> tuple[BiLMConfig, dict[str, Tensor]]:
-    """The configuration and the biLM's tensors of an official model.
+    """Read the configuration and the biLM's tensors of an official model.
 
-    With `embeddings_path` (a token-embedding file) or a word-level weight file the result is a word-level biLM, whose
-    vocabulary has the sentence boundaries at `boundary_ids`.
+    Args:
+        options_path: The options file.
+        weights_path: The HDF5 weight file, or the .index of a TensorFlow checkpoint.
+        embeddings_path: A token-embedding file, which makes a word-level model.
+        boundary_ids: Rows of <S> and </S> in the vocabulary of a word-level model.
+
+    Returns:
+        The configuration, and the tensors in float32 by name.
+
+    Raises:
+        ValueError: If a file is missing, damaged, or does not fit the options. The message names the file.
     """
     options = read_json(options_path)
     with open_arrays(weights_path) as file, open_arrays(embeddings_path or weights_path) as embeddings:
@@ -95,19 +105,19 @@ def read_official(
             num_words=_rows(embeddings, "embedding") if word_level else None,
             boundary_ids=boundary_ids,
         )
-        # files without projection exist, where it would not change the width
+        # some files have no projection, because the filters already have its width
         if not any(name.startswith("CNN_proj/") for name in names) and config.filters_dim == config.projection_dim:
             config = dataclasses.replace(config, char_projection=False)
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in BiLM(config).state_dict().items()}
         expected = official_views(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-        home = {name: embeddings if name == "embedding" else file for name in expected}
-        for name, parts in expected.items():  # all of them before the first is read: memory is for a model that fits
-            _check(home[name], name, parts)
+        file_of = {name: embeddings if name == "embedding" else file for name in expected}
+        for name, parts in expected.items():  # before the first is read: memory is for a model that fits
+            _check(file_of[name], name, parts)
         _refuse_surplus(file, set(names) - set(expected), word_level, str(options_path))
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
         for name, parts in official_views(config, weights).items():
-            _fill(home[name], name, parts)
+            _fill(file_of[name], name, parts)
     return config, weights
 
 
@@ -119,7 +129,18 @@ def read_official_model(
     embeddings_path: str | os.PathLike[str] | None = None,
     softmax_path: str | os.PathLike[str] | None = None,
 ) -> ModelFiles:
-    """An official model with what belongs to it: the vocabulary names the rows of the embeddings and of the softmax."""
+    """Read an official model with everything that belongs to it.
+
+    Args:
+        options_path: The options file.
+        weights_path: The HDF5 weight file, or the .index of a TensorFlow checkpoint.
+        vocabulary_path: The words of the rows of the softmax, or of a word-level model.
+        embeddings_path: A token-embedding file, which makes a word-level model.
+        softmax_path: The softmax file, which makes a language model. A checkpoint has its own softmax.
+
+    Raises:
+        ValueError: If a file is missing, damaged, or does not fit the others. The message names the file.
+    """
     vocabulary = None if vocabulary_path is None else Vocabulary.load(Path(vocabulary_path))
     config, weights = read_official(
         options_path,
@@ -128,14 +149,14 @@ def read_official_model(
         boundary_ids=(0, 1) if vocabulary is None else (vocabulary.bos_id, vocabulary.eos_id),
     )
     softmax = None
-    if softmax_path is None and Path(weights_path).suffix == ".index":  # a checkpoint holds all that was trained
+    if softmax_path is None and Path(weights_path).suffix == ".index":  # a checkpoint holds everything that was trained
         if vocabulary is not None:
             softmax_path = weights_path
         else:
-            logger.warning("%s: its softmax is left aside, since no vocabulary names its rows", weights_path)
+            logger.warning("%s: its softmax is ignored, since no vocabulary names its rows", weights_path)
     if softmax_path is not None:
         if vocabulary is None:
-            raise ValueError(f"{softmax_path}: a softmax needs the vocabulary that names its rows: give vocabulary=")
+            raise ValueError(f"{softmax_path}: a softmax needs the vocabulary that names its rows: pass vocabulary=")
         softmax = read_softmax(softmax_path, projection_dim=config.projection_dim)
         if len(softmax["bias"]) != len(vocabulary):
             raise ValueError(
@@ -145,14 +166,22 @@ def read_official_model(
 
 
 def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
-    """Write `options.json` and `weights.hdf5` into `folder`."""
+    """Write options.json and weights.hdf5.
+
+    Args:
+        config: The sizes of the biLM.
+        weights: Its tensors by name.
+        folder: The folder to write. It is created if it does not exist.
+
+    Raises:
+        ValueError: If the model has a lexicon of its own, for which the official format has no place.
+        OSError: If a file cannot be written. Files that existed are unchanged.
+    """
     if config.num_lexicon_characters is not None:
-        raise ValueError(
-            "the official format spells words in bytes and has no place for a lexicon: save_pretrained has"
-        )
+        raise ValueError("the official format encodes words as bytes and cannot hold a lexicon: use save_pretrained")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing_together([folder / "weights.hdf5", folder / "options.json"]) as (target, options):
+    with replacing_together([folder / OFFICIAL_WEIGHTS_FILE, folder / OPTIONS_FILE]) as (target, options):
         with writing_hdf5(target) as file:
             for name, parts in official_views(config, weights).items():
                 file[name] = torch.cat([part.detach().float().cpu() for part in parts]).numpy()
@@ -160,7 +189,15 @@ def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: st
 
 
 def official_views(config: BiLMConfig, weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The table: official name -> views of our tensors which, joined along axis 0, are the official array."""
+    """The table of names: official name -> views of our tensors.
+
+    Args:
+        config: The sizes of the biLM.
+        weights: Its tensors by name.
+
+    Returns:
+        For each official array, the views that, concatenated along axis 0, are that array.
+    """
     views: dict[str, list[Tensor]] = {}
     if config.num_words is not None:
         views["embedding"] = [weights["word_embedding"]]
@@ -194,13 +231,23 @@ def config_from_options(
     num_words: int | None = None,
     boundary_ids: tuple[int, int] = (0, 1),
 ) -> BiLMConfig:
-    """Official options -> our configuration; keys that nobody knows are logged, not refused."""
+    """Convert official options to our configuration. Unknown keys are logged, not refused.
+
+    Args:
+        options: The content of options.json.
+        source: Name of the file, for messages.
+        num_words: Number of words of a word-level model.
+        boundary_ids: Rows of <S> and </S> of a word-level model.
+
+    Raises:
+        ValueError: If a value is missing or wrong. The message names `source`.
+    """
     lstm = table_in(options, "lstm", source)
     values: dict[str, Any] = {
         "cell_dim": required(lstm, "lstm", "dim", source),
         "projection_dim": required(lstm, "lstm", "projection_dim", source),
         "num_layers": lstm.get("n_layers", 1),
-        "cell_clip": lstm.get("cell_clip") or None,  # the references read 0 as no clip
+        "cell_clip": lstm.get("cell_clip") or None,  # AllenNLP and bilm-tf read 0 as no clipping
         "proj_clip": lstm.get("proj_clip") or None,
         "skip_connections": bool(lstm.get("use_skip_connections", False)),
     }
@@ -209,7 +256,7 @@ def config_from_options(
         values.update(num_words=num_words, bos_id=boundary_ids[0], eos_id=boundary_ids[1])
     else:
         char_cnn = table_in(options, "char_cnn", source)
-        # 261 for training, 262 for inference (one more for padding): both mean the same file
+        # 261 for training, 262 for inference (one more for padding): the weights are the same
         if char_cnn.get("n_characters", NUM_CHARACTERS) not in (NUM_CHARACTERS, NUM_CHARACTERS + 1):
             raise ValueError(f"{source}: char_cnn.n_characters is {char_cnn['n_characters']}, not 261 or 262")
         embedding = table_in(char_cnn, "embedding", f"{source}: char_cnn")
@@ -222,12 +269,12 @@ def config_from_options(
         )
         unknown |= {f"char_cnn.{key}" for key in set(char_cnn) - CHAR_KEYS}
     if unknown:
-        logger.warning("%s: keys without meaning here are left aside: %s", source, ", ".join(sorted(unknown)))
+        logger.warning("%s: unknown keys are ignored: %s", source, ", ".join(sorted(unknown)))
     return from_mapping(BiLMConfig, values, source=source)
 
 
 def options_from_config(config: BiLMConfig) -> dict[str, Any]:
-    """Our configuration -> official options, as the references read them."""
+    """Convert our configuration to official options, as AllenNLP and bilm-tf read them."""
     options: dict[str, Any] = {
         "lstm": {
             "dim": config.cell_dim,
@@ -251,9 +298,20 @@ def options_from_config(config: BiLMConfig) -> dict[str, Any]:
 
 
 def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[str, Tensor]:
-    """An official softmax file, or the checkpoint that it was made from -> `weight` (V, P), `bias` (V,)."""
+    """Read an official softmax file, or the softmax of a checkpoint.
+
+    Args:
+        path: The HDF5 file, or the .index of a TensorFlow checkpoint.
+        projection_dim: Width of its rows.
+
+    Returns:
+        `weight` (V, P) and `bias` (V,).
+
+    Raises:
+        ValueError: If the file is missing, damaged, or of another width. The message names it.
+    """
     with open_arrays(path) as file:
-        # a word-level model may share its table with the softmax
+        # a word-level model may use its word table as softmax
         table = "embedding" if "softmax/W" not in file.names and "embedding" in file.names else "softmax/W"
         rows = _rows(file, table)
         softmax = {"weight": torch.empty(rows, projection_dim), "bias": torch.empty(rows)}
@@ -264,34 +322,36 @@ def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[s
 
 
 def write_softmax(softmax: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Write an official softmax file."""
+    """Write an official softmax file from `weight` (V, P) and `bias` (V,)."""
     _write(path, {"softmax/W": softmax["weight"], "softmax/b": softmax["bias"]})
 
 
 def write_token_embeddings(vectors: Tensor, path: str | os.PathLike[str]) -> None:
-    """Write a token-embedding file: one row (V, P) for each word of a vocabulary."""
+    """Write a token-embedding file from one row per word of a vocabulary, (V, P)."""
     _write(path, {"embedding": vectors})
 
 
 def _write(path: str | os.PathLike[str], arrays: Mapping[str, Tensor]) -> None:
+    """Write an HDF5 file of float32 arrays, atomically."""
     with replacing(Path(path)) as target, writing_hdf5(target) as file:
         for name, tensor in arrays.items():
             file[name] = tensor.detach().float().cpu().numpy()
 
 
 def _rows(file: Arrays, name: str) -> int:
+    """Number of rows of a table."""
     shape, _ = file.about(name)
     if not shape:
-        raise ValueError(f"{file.path}: {name} is one number, not a table")
+        raise ValueError(f"{file.path}: {name} is a single number, not a table")
     return shape[0]
 
 
 def _check(file: Arrays, name: str, parts: list[Tensor]) -> None:
-    """The array `name` is there, and has the shape of the views together."""
+    """Check that the array `name` exists and has the shape of the concatenated views."""
     shape, dtype = file.about(name)
     expected = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if shape != expected:
-        raise ValueError(f"{file.path}: {name} is {shape}, the options ask for {expected}")
+        raise ValueError(f"{file.path}: {name} is {shape}, the options need {expected}")
     if dtype.kind != "f":
         raise ValueError(f"{file.path}: {name} holds {dtype}, not floating-point numbers")
 
@@ -308,30 +368,38 @@ def _fill(file: Arrays, name: str, parts: list[Tensor]) -> None:
 
 
 def _refuse_surplus(file: Arrays, surplus: set[str], word_level: bool, options: str) -> None:
-    """Layers, filters or highways that the options do not name would be left out silently: wrong numbers."""
+    """Refuse layers, filters or highways that the options do not name: without them the vectors would be wrong."""
     for name in sorted(surplus):
         group = name.split("/")[0]
         if group == "char_embed" or group.startswith("CNN"):
-            if word_level:  # the character encoder, which the word table stands in for
+            if word_level:  # the character encoder, which the word table replaces
                 continue
         elif group == "softmax" and file.path.suffix == ".index":  # see read_official_model
             continue
         elif not group.startswith("RNN_"):
-            logger.warning("%s: %s is no part of the biLM and is left aside", file.path, name)
+            logger.warning("%s: %s is not part of the biLM and is ignored", file.path, name)
             continue
-        raise ValueError(f"{file.path}: {name} has no place in {options}: the options contradict the weights")
+        raise ValueError(f"{file.path}: {name} is not in {options}: the options contradict the weights")
 
 
 def table_in(values: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
-    """The table under `key`; a ValueError that names `source` where there is none."""
-    found = values.get(key)
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{source}: {key!r} is missing or no table: {found!r}")
-    return found
+    """The table `values[key]`.
+
+    Raises:
+        ValueError: If it is missing or is not a table. The message names `source`.
+    """
+    table = values.get(key)
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{source}: {key!r} is missing or is not a table: {table!r}")
+    return table
 
 
 def required(values: Mapping[str, Any], table: str, key: str, source: str) -> Any:
-    """The value under `key`; a ValueError that names `source` and the table where there is none."""
+    """The value `values[key]`.
+
+    Raises:
+        ValueError: If it is missing. The message names `source` and `table`.
+    """
     if key not in values:
         raise ValueError(f"{source}: {table}.{key} is missing")
     return values[key]
