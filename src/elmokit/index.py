@@ -23,7 +23,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,17 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.files import replacing
+from elmokit.files import locked, replacing, write_json
 from elmokit.inference.runner import Sentence
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 from elmokit.text import as_list, as_tokens, marked_word
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +174,8 @@ class WordIndex:
             skip_words=tuple(sorted({word.casefold() for word in as_list(skip_words)})),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / CONTENTS_FILE, IndexContents())
-        _write_json(folder / SETTINGS_FILE, settings)  # last: with it the folder is an index
+        write_json(folder / CONTENTS_FILE, to_mapping(IndexContents()))
+        write_json(folder / SETTINGS_FILE, to_mapping(settings))  # last: with it the folder is an index
         return cls(folder, settings)
 
     @classmethod
@@ -261,13 +256,12 @@ class WordIndex:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the folder alone, start from what is committed, and cut off what is not."""
-        handle = os.open(self.folder, os.O_RDONLY) if fcntl is not None else None
-        try:
-            if handle is not None:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise ValueError(f"{self.folder}: another process is adding to this index: wait for it") from None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder, wait=False))
+            except BlockingIOError:
+                raise ValueError(f"{self.folder}: another process is adding to this index: wait for it") from None
+            stack.callback(setattr, self, "_growing", None)
             self._map(_read_contents(self.folder))
             for name, size in self._sizes(self.contents).items():
                 with open(self.folder / name, "ab") as file:
@@ -276,10 +270,6 @@ class WordIndex:
                 if leftover.name != _graph_name(self.contents):
                     leftover.unlink()
             yield
-        finally:
-            self._growing = None
-            if handle is not None:
-                os.close(handle)
 
     def _commit(self, model: ELMo, batch: _Batch, sources: tuple[tuple[str, int, str], ...]) -> None:
         old, layer = self.contents, self.settings.layer
@@ -456,7 +446,7 @@ class WordIndex:
         return graph
 
     def _write_contents(self, contents: IndexContents) -> None:
-        _write_json(self.folder / CONTENTS_FILE, contents)
+        write_json(self.folder / CONTENTS_FILE, to_mapping(contents))
         self._map(contents)
 
 
@@ -508,11 +498,6 @@ def _read_contents(folder: Path) -> IndexContents:
     if not path.is_file():
         raise ValueError(f"{path} is missing: the index is damaged, build it again")
     return from_mapping(IndexContents, read_json(path), source=str(path))
-
-
-def _write_json(path: Path, value: IndexSettings | IndexContents) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(to_mapping(value), indent=2) + "\n", encoding="utf-8")
 
 
 def _append(path: Path, content: bytes) -> None:

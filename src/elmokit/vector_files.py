@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.files import replacing, sync_folder
+from elmokit.files import replacing, sync_folder, write_json
 from elmokit.inference.views import Layers
 from elmokit.model import ELMo
 from elmokit.storage.hdf5 import writing_hdf5
@@ -213,8 +213,7 @@ class _Parts:
             if begun is not None and begun.get(key) != value:
                 self._refuse(f"was begun with {key} {begun.get(key)}, and now it is {value}")
         if begun != job:
-            with replacing(self.folder / "job.json") as target:
-                target.write_text(json.dumps(job, indent=1) + "\n", encoding="utf-8")
+            write_json(self.folder / "job.json", job)
 
     def _read_job(self) -> dict[str, Any] | None:
         path = self.folder / "job.json"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import json
 import logging
@@ -28,6 +27,7 @@ from test_serve import make_model
 import elmokit.tasks
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.cli import serve as cli_serve
+from elmokit.files import locked
 from elmokit.network import OutputLayer
 from elmokit.serve import server
 from elmokit.serve.app import create_app
@@ -283,14 +283,12 @@ def test_the_folder_of_metrics_goes_with_its_server_and_so_do_those_of_servers_t
         (folder / "counter_1.db").write_bytes(b"x")
     for folder in (stale, alive):
         os.utime(folder, (long_ago, long_ago))
-    with server._opened(alive) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another server does
+    with locked(alive, wait=True), server._shared_metrics():  # locked as another server does
+        own = Path(os.environ[METRICS_VARIABLE])
+        os.utime(own, (long_ago, long_ago))
         with server._shared_metrics():
-            own = Path(os.environ[METRICS_VARIABLE])
-            os.utime(own, (long_ago, long_ago))
-            with server._shared_metrics():
-                assert set(temporary.iterdir()) == {fresh, alive, own, Path(os.environ[METRICS_VARIABLE])}
-            os.environ[METRICS_VARIABLE] = str(own)
+            assert set(temporary.iterdir()) == {fresh, alive, own, Path(os.environ[METRICS_VARIABLE])}
+        os.environ[METRICS_VARIABLE] = str(own)
     assert set(temporary.iterdir()) == {fresh, alive}
     assert METRICS_VARIABLE not in os.environ
 

@@ -39,7 +39,7 @@ from elmokit.corpus.sources import (
     sentences,
 )
 from elmokit.corpus.workers import run_in_order
-from elmokit.files import replacing
+from elmokit.files import replacing, sha256_of_json, write_json
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, WordIds, words_to_ids
 
 FORMAT = "elmokit corpus 1"
@@ -139,15 +139,11 @@ def _read_about(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no prepared corpus, it has no corpus.json: let `elmokit prepare` run to its end")
     try:
         about: dict[str, Any] = dict(json.loads(path.read_bytes()))
-        if about.pop("sha256") == _sha256_of_json(about) and about["format"] == FORMAT:
+        if about.pop("sha256") == sha256_of_json(about) and about["format"] == FORMAT:
             return about
     except (ValueError, KeyError, TypeError):
         pass
     raise ValueError(f"{path} is damaged, or not of the format {FORMAT!r}: prepare the text again")
-
-
-def _sha256_of_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(array: npt.NDArray[Any]) -> str:
@@ -187,7 +183,7 @@ def prepare(
     for _ in run_in_order(_write_shard, unfinished_jobs(), workers):
         pass
     sources = [(shard.path.stem, shard.begins_file) for shard in shards]
-    made_from = _sha256_of_json([FORMAT, vocabulary.digest, max_characters, sources])
+    made_from = sha256_of_json([FORMAT, vocabulary.digest, max_characters, sources])
     if finished:
         if Corpus.open(out).made_from != made_from:
             raise ValueError(f"{out} holds a corpus of other text or vocabulary: remove it, or name another folder")
@@ -328,8 +324,8 @@ def _join(
         },
         "shards": parts,
     }
-    with replacing(out / "corpus.json") as temporary:  # last: a folder without it is no corpus
-        temporary.write_text(json.dumps({**about, "sha256": _sha256_of_json(about)}, indent=1))
+    # last: a folder without it is not a corpus
+    write_json(out / "corpus.json", {**about, "sha256": sha256_of_json(about)})
 
 
 def _forms(arrays: Any) -> list[str]:

@@ -18,7 +18,6 @@ them under the same path.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -37,7 +36,7 @@ import numpy.typing as npt
 import torch
 
 from elmokit.corpus.sources import Paths, find_files
-from elmokit.files import replacing, sync_folder
+from elmokit.files import replacing, sha256_of, sync_folder, write_json
 from elmokit.inference.views import Layers
 from elmokit.model import ELMo
 from elmokit.text import tokenize
@@ -313,9 +312,7 @@ def _job(files: list[Path], file: VectorFile, model: ELMo, block_bytes: int) -> 
     """What makes the files of the blocks what they are."""
     inputs = []
     for path in files:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        inputs.append({"file": path.name, "bytes": path.stat().st_size, "sha256": digest})
+        inputs.append({"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)})
     return {
         "model": model.digest(),
         "layers": file.layers,
@@ -356,8 +353,7 @@ def _open_partial(target: Path, job: dict[str, Any], overwrite: bool) -> Path:
     for left_by_a_killed_run in folder.glob(".*.tmp"):
         left_by_a_killed_run.unlink()
     if begun is None or differing:
-        with replacing(manifest) as temporary:
-            temporary.write_text(json.dumps(job, indent=1) + "\n", encoding="utf-8")
+        write_json(manifest, job)
     return folder
 
 

@@ -13,7 +13,6 @@ vectors of the words (`token_embeddings`) and their mean without padding (`sente
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from elmokit.files import replacing
+from elmokit.files import write_json
 from elmokit.model import ELMo
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 from elmokit.text import as_tokens, tokenize_with_offsets
@@ -136,8 +135,7 @@ class ElmoEmbeddings(InputModule):
     def save(self, output_path: str, *unused: Any, safe_serialization: bool = True, **unused_too: Any) -> None:
         """Write a folder that `ELMo.from_pretrained` reads too, always in safetensors."""
         self.elmo.save_pretrained(output_path)
-        with replacing(Path(output_path) / self.config_file_name) as temporary:
-            temporary.write_text(json.dumps(self.get_config_dict(), indent=2) + "\n", encoding="utf-8")
+        write_json(Path(output_path) / self.config_file_name, self.get_config_dict())
 
     @classmethod
     def load(

@@ -36,7 +36,7 @@ from elmokit import kernels
 from elmokit.config import BiLMConfig
 from elmokit.corpus import StreamPosition, Streams
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
-from elmokit.files import replacing
+from elmokit.files import replacing, write_json
 from elmokit.inference.scores import Perplexity
 from elmokit.pretraining.batches import BatchMaker, Loader
 from elmokit.pretraining.data import fit_word_table, make_model, open_data
@@ -537,5 +537,4 @@ def _check_recipe(path: Path, config: PretrainConfig, model: BiLMConfig) -> None
                     f"{path.parent} holds a run with {name} = {before.get(name)}, not {recipe.get(name)}: "
                     "start in another folder, or go on with the same settings"
                 )
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    write_json(path, recipe)

@@ -7,12 +7,11 @@ and a heat map.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.files import replacing
+from elmokit.files import replacing, write_json
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.tasks.compare import VALUES_FILE, by_name, picture, read_comparison, to_markdown
 from elmokit.tasks.trainer import RESULT_FILE, TaskResult
@@ -73,9 +72,9 @@ def write_mixes(mixes: Sequence[TaskMixes], out: Path) -> None:
     """Write mixes.json, mixes.md and mixes.svg into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     values = {one.name: to_mapping(one) for one in mixes}
-    for name, text in {"mixes.json": json.dumps(values, indent=1), "mixes.md": to_markdown(*mix_table(mixes))}.items():
-        with replacing(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(out / "mixes.json", values)
+    with replacing(out / "mixes.md") as temporary:
+        temporary.write_text(to_markdown(*mix_table(mixes)), encoding="utf-8")
     plot_mixes(mixes, out / "mixes.svg")
 
 

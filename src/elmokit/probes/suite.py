@@ -29,7 +29,7 @@ import torch
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
 from elmokit.datasets.readers import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
-from elmokit.files import replacing
+from elmokit.files import replacing, sha256_of
 from elmokit.inference.scores import Perplexity
 from elmokit.model import ELMo
 from elmokit.probes.disambiguation import as_phrases, disambiguate
@@ -221,6 +221,5 @@ def _digest_files(paths: Sequence[Path], probe: str) -> str:
     own = {"senses": SENSE_TRIPLES, "words": NEW_WORDS, "contexts": QUERIES}
     digest = hashlib.sha256(repr(own.get(probe)).encode())
     for path in paths:
-        with open(path, "rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        digest.update(path.name.encode() + bytes.fromhex(sha256_of(path)))
     return digest.hexdigest()

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
+from elmokit.files import locked
 from elmokit.serve.settings import METRICS_VARIABLE, Settings
 
 if TYPE_CHECKING:
@@ -153,31 +154,19 @@ def _shared_metrics() -> Generator[None, None, None]:
     The folder is locked while this process or a fork of it lives: one that is not was left by a server that was killed,
     and goes.
     """
-    import fcntl
-
     for left in Path(tempfile.gettempdir()).glob(f"{METRICS_FOLDER}*"):
-        with contextlib.suppress(OSError), _opened(left) as descriptor:
+        with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > JUST_MADE:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
+                with locked(left, wait=False):
+                    shutil.rmtree(left)
     folder = tempfile.mkdtemp(prefix=METRICS_FOLDER)
     os.environ[METRICS_VARIABLE] = folder
     try:
-        with _opened(Path(folder)) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(Path(folder), wait=True):
             yield
     finally:
         del os.environ[METRICS_VARIABLE]
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Generator[int, None, None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 # ---- one process -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ Every run is a folder under `out`: a comparison that was stopped goes on, and on
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from elmokit.files import replacing
+from elmokit.files import replacing, write_json
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.tasks.settings import ElmoAt, TaskConfig
 from elmokit.tasks.trainer import Progress, TaskResult, train
@@ -370,9 +369,9 @@ def to_markdown(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def _write(out: Path, name: str, values: dict[str, Any], table: str) -> None:
-    for file, text in {f"{name}.json": json.dumps(values, indent=1), f"{name}.md": table}.items():
-        with replacing(out / file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(out / f"{name}.json", values)
+    with replacing(out / f"{name}.md") as temporary:
+        temporary.write_text(table, encoding="utf-8")
 
 
 @contextmanager

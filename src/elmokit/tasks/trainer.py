@@ -33,7 +33,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from elmokit.files import replacing
+from elmokit.files import write_json
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage.snapshots import Snapshot, Snapshots
 from elmokit.tasks.settings import TaskConfig
@@ -111,7 +111,7 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         run = _Run(config, task, out, device, on_progress)
         out.mkdir(parents=True, exist_ok=True)
-        _write_json(out / RUN_FILE, _identity(config))  # not before the data could be read
+        write_json(out / RUN_FILE, _identity(config))  # not before the data could be read
         return run.run()
 
 
@@ -174,7 +174,7 @@ class _Run:
             mix_weights=self.trained.network.inputs.mix_weights(),
             seconds=time.perf_counter() - self.began,
         )
-        _write_json(self.out / RESULT_FILE, dataclasses.asdict(result))
+        write_json(self.out / RESULT_FILE, dataclasses.asdict(result))
         shutil.rmtree(self.out / CHECKPOINT_FOLDER, ignore_errors=True)
         return result
 
@@ -331,8 +331,3 @@ def _refuse_another_run(out: Path, config: TaskConfig) -> None:
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")

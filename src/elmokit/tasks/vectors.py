@@ -8,13 +8,10 @@ one that is damaged is made again, and one whose making was stopped is gone on w
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,14 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.files import replacing, sync_folder
+from elmokit.files import locked, sha256_of, sha256_of_json, sync_folder, write_json
 from elmokit.model import ELMo
 from elmokit.settings import read_json
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +86,7 @@ def _load_static(path: Path, _: int) -> StaticVectors:
         names = words.read_text(encoding="utf-8").splitlines()
     if table.ndim != 2 or len(names) != len(table):
         raise ValueError(f"{array}: {table.shape}, but {words} names {len(names)} words")
-    return StaticVectors(names, table, _sha256_of_file(array))
+    return StaticVectors(names, table, sha256_of(array))
 
 
 def _only(folder: Path, *patterns: str) -> Path:
@@ -125,12 +117,7 @@ def _read_text(path: Path) -> StaticVectors:
             words.append(" ".join(fields[:-dim]))  # some words hold spaces
     if not rows:
         raise ValueError(f"{path}: holds no word vectors")
-    return StaticVectors(words, np.stack(rows), _sha256_of_file(path))
-
-
-def _sha256_of_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return StaticVectors(words, np.stack(rows), sha256_of(path))
 
 
 # ---- the layers of a frozen biLM -------------------------------------------------------------------------------------
@@ -150,12 +137,12 @@ class FrozenLayers:
         distinct = list(dict.fromkeys(tuple(tokens) for tokens in sentences if tokens))
         if not distinct:
             return
-        name = hashlib.sha256(json.dumps([self.digest, distinct]).encode()).hexdigest()[:32]
+        name = sha256_of_json([self.digest, distinct])[:32]
         path = self.folder / f"{name}.f16"
         ends = np.cumsum([len(tokens) for tokens in distinct]) * self.num_layers * self.dim
         if not _is_whole(path, 2 * int(ends[-1])):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _alone(self.folder):
+            with locked(self.folder, wait=True):
                 if not _is_whole(path, 2 * int(ends[-1])):
                     self._make(path, distinct, ends, advance)
         stored = np.memmap(path, dtype=np.float16, mode="r")
@@ -182,8 +169,7 @@ class FrozenLayers:
                     advance(end, len(sentences))
             os.fsync(file.fileno())
         about = {"sha256_of_model": self.digest, "sentences": len(sentences), "crc32": _crc32(part)}
-        with replacing(path.with_suffix(".json")) as temporary:
-            temporary.write_text(json.dumps(about), encoding="utf-8")
+        write_json(path.with_suffix(".json"), about)
         os.replace(part, path)
         sync_folder(path.parent)
 
@@ -225,17 +211,3 @@ def _crc32(path: Path) -> int:
         while block := file.read(BYTES_AT_ONCE):
             value = zlib.crc32(block, value)
     return value
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: another process that would make vectors here waits.  Closing lets go, also when it dies."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
