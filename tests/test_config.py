@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
 
 import pytest
 
 from elmokit.config import BiLMConfig
-from elmokit.settings import check_types, from_mapping, read_json, read_recipe, read_setting, to_mapping
+from elmokit.settings import from_mapping, to_mapping
 
 
 def test_the_defaults_are_the_published_original():
@@ -141,82 +140,3 @@ def test_an_unknown_key_is_an_error_that_names_it_the_source_and_the_known_keys(
 def test_a_bad_value_of_a_file_is_an_error_that_names_the_file(values, message):
     with pytest.raises(ValueError, match=message):
         from_mapping(BiLMConfig, values, source="config.json")
-
-
-@dataclass(frozen=True)
-class Needy:
-    """A dataclass without defaults, with a nested and an optional kind of field."""
-
-    name: str
-    ratios: tuple[float, ...] | None
-
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
-def test_a_missing_field_is_an_error_that_names_it_and_the_file():
-    with pytest.raises(ValueError, match=r"needy.toml: .*ratios"):
-        from_mapping(Needy, {"name": "x"}, source="needy.toml")
-
-
-def test_other_dataclasses_are_read_by_the_same_rules():
-    assert from_mapping(Needy, {"name": "x", "ratios": [1, 0.5]}, source="s") == Needy("x", (1.0, 0.5))
-    assert from_mapping(Needy, {"name": "x", "ratios": None}, source="s") == Needy("x", None)
-    with pytest.raises(ValueError, match=r"s: ratios must be tuple\[float, \.\.\.\] or null, not \('a',\)"):
-        from_mapping(Needy, {"name": "x", "ratios": ["a"]}, source="s")
-
-
-def test_a_json_object_is_read(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"cell_dim": 3, "activation": "tanh"}', encoding="utf-8")
-    assert read_json(path) == {"cell_dim": 3, "activation": "tanh"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"cell_dim": ', "bad.json: not a JSON file"),
-        (b"", "bad.json: not a JSON file"),
-        (b'{"a": "\xff"}', "bad.json: not a JSON file"),
-        (b"[1, 2]", "bad.json: expected a JSON object, found list"),
-        (b"null", "bad.json: expected a JSON object, found NoneType"),
-        (b"[" * 100_000, "bad.json: not a JSON file"),
-    ],
-)
-def test_a_file_that_holds_no_json_object_is_an_error_that_names_it(tmp_path, content, message):
-    path = tmp_path / "bad.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_json(path)
-
-
-def test_a_missing_json_file_is_an_error_that_names_it(tmp_path):
-    with pytest.raises((ValueError, FileNotFoundError), match=r"none\.json"):
-        read_json(tmp_path / "none.json")
-
-
-def test_a_setting_is_a_toml_value_null_or_text():
-    given = ["a=3", "b = 1e-3", "c=null", "d=runs/x", "e=true", 'f=["x", "y"]', "g=none", "h=a=b"]
-    expected = {"a": 3, "b": 1e-3, "c": None, "d": "runs/x", "e": True, "f": ["x", "y"], "g": "none", "h": "a=b"}
-    assert dict(map(read_setting, given)) == expected
-    with pytest.raises(ValueError, match="'a': write a setting as key=value"):
-        read_setting("a")
-
-
-def test_a_recipe_is_toml_or_json_and_errors_name_it(tmp_path):
-    for name, content in {
-        "a.toml": "seed = 3\n[model]\ncell_dim = 4\n",
-        "a.json": '{"seed": 3, "model": {"cell_dim": 4}}',
-    }.items():
-        (tmp_path / name).write_text(content)
-        assert read_recipe(tmp_path / name) == {"seed": 3, "model": {"cell_dim": 4}}
-    (tmp_path / "bad.toml").write_text("seed = ")
-    (tmp_path / "bad.json").write_text("{")
-    for name, message in {
-        "none.toml": "no such recipe",
-        "none.json": "no such recipe",
-        "bad.toml": "not a TOML file",
-        "bad.json": "not a JSON file",
-    }.items():
-        with pytest.raises(ValueError, match=f"{name}: {message}"):
-            read_recipe(tmp_path / name)

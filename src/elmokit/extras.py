@@ -1,7 +1,7 @@
 """Optional dependencies: one place that imports them and names the extra that installs them.
 
-Enters: the name of a module and of the extra that holds it.  Leaves: the module, or an ImportError whose message is the
-pip command to run.
+Input: the name of a module and of the extra that installs it. Output: the module, or an ImportError whose message names
+the pip command to run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ def require(module: str, *, extra: str) -> ModuleType:
     Args:
         module: Dotted name of the module, such as "pyarrow.parquet".
         extra: The extra of elmokit that installs it, such as "parquet".
+
+    Returns:
+        The module.
 
     Raises:
         ImportError: If the module is not installed. The message names the pip command that installs it.

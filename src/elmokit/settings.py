@@ -1,7 +1,7 @@
-"""How settings of any kind are read: JSON, TOML recipes, `key=value`.
+"""Settings: reading JSON files, TOML recipes and `key=value` into typed dataclasses.
 
-Enters: files and strings.  Leaves: a frozen dataclass whose values fit its annotations, or a ValueError that names the
-source, the field and its value.
+Input: files and strings. Output: a frozen dataclass whose values have the annotated types, or a ValueError that names
+the source, the field and its value.
 """
 
 from __future__ import annotations
@@ -21,16 +21,33 @@ T = TypeVar("T")
 
 
 def check_types(config: Any) -> None:
-    """Every field of the dataclass `config` holds its annotated type, or ValueError."""
+    """Check that every field of a dataclass has its annotated type.
+
+    Args:
+        config: An instance of a dataclass.
+
+    Raises:
+        ValueError: If a field has another type. The message names the field and its value.
+    """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
-            raise ValueError(f"{field.name} must be {_spell(hints[field.name])}, not {value!r}")
+            raise ValueError(f"{field.name} must be {_describe(hints[field.name])}, not {value!r}")
 
 
 def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
-    """Build the dataclass `kind` from JSON or TOML values; an unknown key is an error that names `source`."""
+    """Build a dataclass from JSON or TOML values.
+
+    Args:
+        kind: The dataclass.
+        values: Value of each field by name. Fields that are absent keep their defaults.
+        source: Where the values come from, such as a file name, for messages.
+
+    Raises:
+        ValueError: If a key is unknown, a field without a default is missing, or a value is wrong. The message names
+            `source`.
+    """
     if not isinstance(values, Mapping):
         raise ValueError(f"{source}: expected a table of settings, found {type(values).__name__}")
     hints = get_type_hints(kind)
@@ -39,20 +56,26 @@ def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
         raise ValueError(f"{source}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(hints))}")
     try:
         return kind(**{key: _from_json(value, hints[key]) for key, value in values.items()})
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-    except TypeError as error:  # a field without default is missing
+    except (ValueError, TypeError) as error:  # TypeError: a field without a default is missing
         raise ValueError(f"{source}: {error}") from None
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The dataclass as plain JSON values."""
+    """The fields of a dataclass as JSON values: tuples become lists."""
     result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return result
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in `path`; errors name the file."""
+    """Read a JSON file that holds an object.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If the file is not JSON, or holds something other than an object. The message names it.
+        OSError: If the file cannot be read.
+    """
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -63,11 +86,16 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def recipe_names(kind: Literal["pretraining", "tasks"]) -> list[str]:
-    """Names of the recipes in the package."""
+    """Names of the recipes in the package, sorted.
+
+    Args:
+        kind: Recipes for pretraining, or those for tasks.
+    """
     return sorted(path.stem for path in _recipe_folder(kind).glob("*.toml"))
 
 
 def _recipe_folder(kind: Literal["pretraining", "tasks"]) -> Path:
+    """The folder of the package's recipes."""
     folder = Path(str(resources.files("elmokit") / "recipes"))
     return folder / "tasks" if kind == "tasks" else folder
 
@@ -76,11 +104,15 @@ def read_recipe(name: str | os.PathLike[str], kind: Literal["pretraining", "task
     """Read the settings of a recipe.
 
     Args:
-        name: A TOML file, a .json file that a run wrote, or the name of a recipe in the package, such as "tiny".
-        kind: Which recipes of the package the name may mean.
+        name: A TOML file, a .json file that a run wrote, or the name of a recipe in the package, such as "tiny". A file
+            comes before a name of the package.
+        kind: Recipes for pretraining, or those for tasks.
+
+    Returns:
+        The settings by name.
 
     Raises:
-        ValueError: If there is no such recipe, or the file cannot be read. The message names it.
+        ValueError: If there is no such recipe, or the file is not TOML or JSON. The message names it.
     """
     path = Path(name)
     if str(name) in recipe_names(kind) and not path.is_file():
@@ -91,13 +123,23 @@ def read_recipe(name: str | os.PathLike[str], kind: Literal["pretraining", "task
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         known = ", ".join(recipe_names(kind))
-        raise ValueError(f"{name}: no such recipe; name a TOML file, or one of {known}") from None
+        raise ValueError(f"{name}: no such recipe: pass a TOML file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}: not a TOML file ({error})") from None
 
 
 def read_setting(text: str) -> tuple[str, Any]:
-    """`key=value`, the value as TOML, as `null`, which TOML lacks, or as plain text."""
+    """Read a setting `key=value` of the command line.
+
+    Args:
+        text: The setting. The value is TOML, or `null` for None, or plain text if it is neither.
+
+    Returns:
+        The key and the value.
+
+    Raises:
+        ValueError: If there is no `=`.
+    """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise ValueError(f"{text!r}: write a setting as key=value, as in batch_size=64")
@@ -108,7 +150,7 @@ def read_setting(text: str) -> tuple[str, Any]:
 
 
 def _from_json(value: Any, hint: Any) -> Any:
-    """JSON has lists and whole-number floats where dataclasses have tuples and floats."""
+    """Convert lists to tuples and integers to floats, where the annotation `hint` says so."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is tuple and isinstance(value, list):
@@ -120,6 +162,7 @@ def _from_json(value: Any, hint: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` has the annotated type `hint`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, option) for option in arguments)
@@ -134,15 +177,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (int, float)
     if hint is int:
-        return type(value) is int  # True is no number here
+        return type(value) is int  # True is not a number here
     return isinstance(value, hint)
 
 
-def _spell(hint: Any) -> str:
+def _describe(hint: Any) -> str:
+    """An annotated type, for messages: "int or null"."""
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_spell(option) for option in get_args(hint))
+        return " or ".join(_describe(option) for option in get_args(hint))
     if hint is type(None):
         return "null"
     return hint.__name__ if isinstance(hint, type) and not typing.get_origin(hint) else str(hint)
