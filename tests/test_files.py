@@ -61,8 +61,8 @@ def test_an_output_in_no_folder_is_named_as_it_was_asked_for(tmp_path):
 def test_an_error_about_another_file_goes_through_untouched(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"input\.txt'"), replacing(tmp_path / "out.txt"):
         (tmp_path / "input.txt").read_text(encoding="utf-8")
-    with pytest.raises(OSError, match="words alone"), replacing(tmp_path / "out.txt"):
-        raise OSError("words alone")
+    with pytest.raises(OSError, match="words only"), replacing(tmp_path / "out.txt"):
+        raise OSError("words only")
     assert contents(tmp_path) == {}
 
 

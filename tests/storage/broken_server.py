@@ -24,9 +24,9 @@ OPTIONS = json.dumps({"lstm": {"dim": 16}, "char_cnn": {"filters": [[1, 4]]}}).e
 
 @dataclass
 class Resource:
-    """One path of the server: a body with its validators, and what to do to the coming requests, first to last.
+    """One path of the server: a body with its validators, and what happens to the next requests, in order.
 
-    A deed gets the handler and the resource; when none is left, the server behaves.
+    A deed gets the handler and the resource; when none is left, the server answers correctly.
     """
 
     body: bytes
@@ -72,7 +72,7 @@ def validators(it: Resource) -> dict[str, str]:
 
 
 def well(handler: Handler, it: Resource, cut: int | None = None) -> None:
-    """RFC 9110: If-Range first, then Range, 416 beyond the end; `cut` breaks off after so many bytes of the body."""
+    """RFC 9110: If-Range first, then Range, 416 beyond the end; `cut` interrupts the body after this many bytes."""
     asked = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
     if asked and handler.headers.get("If-Range") in (it.etag, it.modified):
         start = int(asked[1])

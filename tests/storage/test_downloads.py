@@ -35,11 +35,11 @@ from elmokit.storage import downloads, transfer
 
 
 def kept(cache: Path) -> list[str]:
-    """What lies in the cache but for locks, without the hash in front."""
+    """Names of the files in the cache except locks, without the hash."""
     return sorted(path.name.partition("-")[2] for path in cache.glob("*") if path.suffix != ".lock")
 
 
-# --- a download that goes well
+# --- a download that succeeds
 
 
 def test_a_url_is_fetched_once_and_remembered_with_its_sha256(server: Server, cache: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_cached_name_is_safe_and_short_whatever_the_url(server: Server, cache:
         assert re.fullmatch(r"[0-9a-f]{16}-[\w.-]{1,100}", found.name)
 
 
-def test_progress_rises_to_the_total_and_the_final_name_appears_only_when_whole(server: Server, cache: Path) -> None:
+def test_progress_rises_to_the_total_and_the_final_name_appears_only_when_complete(server: Server, cache: Path) -> None:
     url, _ = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(20_000)])
     seen: list[tuple[str, int, int | None]] = []
 
@@ -135,14 +135,14 @@ def test_the_library_logs_and_prints_nothing(
 # --- a download that breaks
 
 
-def test_a_broken_download_goes_on_where_it_stopped(server: Server) -> None:
+def test_a_broken_download_resumes_where_it_stopped(server: Server) -> None:
     url, it = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(10_000), cut_after(5_000)])
     assert downloads.fetch(url).read_bytes() == WEIGHTS
     assert it.ranges == [None, "bytes=10000-", "bytes=15000-"]
     assert it.requests[1]["If-Range"] == '"one"'
 
 
-def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server: Server, cache: Path) -> None:
+def test_a_later_call_resumes_where_an_earlier_one_gave_up(server: Server, cache: Path) -> None:
     url, it = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(1_000), *[say(500)] * 3])
     with pytest.raises(ConnectionError, match=r"HTTP 500.*4 attempts.*from_files.*ELMOKIT_CACHE"):
         downloads.fetch(url)
@@ -220,7 +220,7 @@ def test_a_wrong_part_is_thrown_away_and_the_download_starts_over(server: Server
     assert it.ranges == [None, "bytes=10000-", None]
 
 
-def test_a_part_of_a_whole_of_another_length_starts_over(server: Server) -> None:
+def test_a_part_of_a_content_of_another_length_starts_over(server: Server) -> None:
     size = len(WEIGHTS)
     longer = say(206, {"Content-Range": f"bytes 10000-{size}/{size + 1}", "ETag": '"one"'}, WEIGHTS[10_000:] + b"x")
     url, it = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(10_000), longer])
@@ -229,7 +229,9 @@ def test_a_part_of_a_whole_of_another_length_starts_over(server: Server) -> None
 
 
 def test_a_smaller_part_than_asked_for_is_joined_by_the_next(server: Server) -> None:
-    part = {"Content-Range": f"bytes 10000-19999/{len(WEIGHTS)}"}  # and no ETag: the first answer's still stands
+    part = {
+        "Content-Range": f"bytes 10000-19999/{len(WEIGHTS)}"
+    }  # and no ETag: that of the first response is still valid
     url, it = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(10_000), say(206, part, WEIGHTS[10_000:20_000])])
     assert downloads.fetch(url).read_bytes() == WEIGHTS
     assert it.ranges == [None, "bytes=10000-", "bytes=20000-"]
@@ -246,7 +248,7 @@ def test_a_range_that_the_server_cannot_satisfy_starts_over(server: Server) -> N
     assert it.ranges == [None, "bytes=10000-", None]
 
 
-def test_a_whole_file_that_was_not_yet_moved_to_its_name_is_not_fetched_again(
+def test_a_complete_file_that_was_not_yet_renamed_is_not_fetched_again(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, it = server.put("/weights.hdf5", WEIGHTS)
@@ -294,7 +296,7 @@ def test_a_server_that_falls_silent_is_asked_again(server: Server, monkeypatch: 
     assert it.ranges == [None, "bytes=10000-"]
 
 
-def test_a_full_disk_names_the_file_and_the_download_goes_on_when_there_is_room(server: Server) -> None:
+def test_a_full_disk_names_the_file_and_the_download_resumes_when_there_is_room(server: Server) -> None:
     big = hdf5_bytes(size=600_000)
     url, it = server.put("/weights.hdf5", big)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -311,7 +313,7 @@ def test_a_full_disk_names_the_file_and_the_download_goes_on_when_there_is_room(
 # --- a server that lies or talks rubbish
 
 
-def test_a_body_shorter_than_announced_is_never_taken_as_whole(server: Server, cache: Path) -> None:
+def test_a_body_shorter_than_announced_is_never_taken_as_complete(server: Server, cache: Path) -> None:
     url, it = server.put("/weights.hdf5", WEIGHTS, etag=None, deeds=[announce(len(WEIGHTS) + 10)] * 4)
     with pytest.raises(ConnectionError, match=rf"after {len(WEIGHTS)} of {len(WEIGHTS) + 10} bytes"):
         downloads.fetch(url)
@@ -456,14 +458,14 @@ def test_a_passing_failure_is_asked_again(server: Server, status: int) -> None:
     assert len(it.requests) == 3
 
 
-def test_an_answer_that_is_no_file_is_an_error(server: Server, cache: Path) -> None:
+def test_a_response_that_is_not_a_file_is_an_error(server: Server, cache: Path) -> None:
     url, _ = server.put("/weights.hdf5", WEIGHTS, deeds=[say(202)])
     with pytest.raises(ConnectionError, match="HTTP 202"):
         downloads.fetch(url)
     assert kept(cache) == []
 
 
-def test_an_answer_that_is_no_http_is_an_error(server: Server) -> None:
+def test_a_response_that_is_not_http_is_an_error(server: Server) -> None:
     def hang_up(handler: Handler, it: Resource) -> None:
         handler.close_connection = True
 
@@ -606,7 +608,7 @@ def test_without_locks_a_download_still_works(
     assert downloads.fetch(url).read_bytes() == OPTIONS
 
 
-# --- paths and URLs that are no download
+# --- paths and URLs that are not downloads
 
 
 def test_a_local_path_comes_back_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

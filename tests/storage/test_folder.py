@@ -194,7 +194,7 @@ def test_int8_moves_no_weight_by_more_than_half_a_step_of_its_output(model, fold
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_a_stored_model_loads_as_the_float32_values_that_its_file_stands_for(model, tmp_path, dtype):
+def test_a_stored_model_loads_as_the_float32_values_that_its_file_encodes(model, tmp_path, dtype):
     model.save_pretrained(tmp_path / dtype, dtype=dtype)
     files = checkpoint.load(tmp_path / dtype)
     for name, tensors in (("model", files.weights), ("softmax", files.softmax)):
@@ -239,7 +239,7 @@ def test_int8_takes_matrices_of_any_size(model, tmp_path, factor):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_loaded_model_stored_the_same_way_again_is_the_same_bytes(model, tmp_path, dtype):
+def test_a_loaded_model_stored_again_in_the_same_dtype_is_the_same_bytes(model, tmp_path, dtype):
     model.save_pretrained(tmp_path / "once", dtype=dtype)
     ELMo.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice", dtype=dtype)
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")
@@ -291,7 +291,7 @@ def test_a_storage_that_does_not_exist_is_refused_before_anything_is_written(mod
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_int8_never_hides_a_weight_that_is_no_number(model, folder, value):
+def test_int8_never_hides_a_weight_that_is_not_a_number(model, folder, value):
     before = contents(folder)
     with torch.no_grad():
         model.bilm.layers[1].projection[0, 2, 3] = value
@@ -387,7 +387,7 @@ def test_a_scale_that_does_not_fit_its_matrix_is_named(model, tmp_path, name, ch
     ],
     ids=["empty", "half", "one byte short", "too long", "HTML", "pickle"],
 )
-def test_what_is_no_whole_safetensors_file_is_named(folder, name, damage):
+def test_what_is_not_a_complete_safetensors_file_is_named(folder, name, damage):
     (folder / name).write_bytes(damage((folder / name).read_bytes()))
     with pytest.raises(ValueError, match=rf"{name}: not a complete safetensors file"):
         ELMo.from_pretrained(folder)
@@ -493,7 +493,7 @@ def test_a_config_that_contradicts_the_weights_is_refused(folder, change, says):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "<html>"])
-def test_a_config_that_is_no_json_object_is_named(folder, content):
+def test_a_config_that_is_not_a_json_object_is_named(folder, content):
     (folder / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.json"):
         ELMo.from_pretrained(folder)
@@ -572,7 +572,7 @@ def test_a_disk_that_fails_before_the_first_file_took_its_place_leaves_the_old_m
     assert contents(folder) == before
 
 
-def test_a_new_folder_is_no_model_until_its_config_is_there(model, tmp_path, monkeypatch):
+def test_a_new_folder_is_not_a_model_until_its_config_is_there(model, tmp_path, monkeypatch):
     placed = []
     replace = os.replace
 
@@ -605,7 +605,7 @@ def full_disk(tmp_path):
     (tmp_path / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "disk")]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small disk can be mounted by root alone")
+        pytest.skip("a small disk can be mounted by root only")
     try:
         (tmp_path / "disk" / "filler").write_bytes(bytes(56 << 10))
         yield tmp_path / "disk"

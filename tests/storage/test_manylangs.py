@@ -36,8 +36,8 @@ SENTENCES = [
 ]
 VARIANTS = {
     "words and characters": {},
-    "characters alone": {"word_dim": 0},
-    "words alone": {"char_dim": 0},
+    "characters only": {"word_dim": 0},
+    "words only": {"char_dim": 0},
     "tanh, no highway, one layer": {"activation": "tanh", "highways": 0, "layers": 1},
     "no clips": {"clip": 0},
     "pretrained words first": {"specials_last": True},
@@ -267,8 +267,8 @@ def test_int8_weights_stay_near(tmp_path):
     for a, b in zip(whole.embed(SENTENCES), rounded.embed(SENTENCES), strict=True):
         np.testing.assert_allclose(a, b, atol=0.1)
     assert not np.array_equal(whole.embed([["cat"]])[0], rounded.embed([["cat"]])[0])
-    words_alone = write(random_model(4, char_dim=0), tmp_path / "words.model")
-    assert ELMo.from_pretrained(words_alone, quantize="int8").bilm.is_int8
+    words_only = write(random_model(4, char_dim=0), tmp_path / "words.model")
+    assert ELMo.from_pretrained(words_only, quantize="int8").bilm.is_int8
 
 
 def test_the_command_line_says_what_it_is_and_converts_it_to_our_format(tmp_path):
@@ -386,7 +386,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_never_run(tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02", b"text"], ids=["empty", "zip", "pickle", "text"])
-def test_what_is_no_file_of_tensors_is_named(tmp_path, content):
+def test_what_is_not_a_file_of_tensors_is_named(tmp_path, content):
     folder = write(random_model(), tmp_path / "xx.model")
     (folder / "encoder.pkl").write_bytes(content)
     with pytest.raises(ValueError, match=r"encoder\.pkl: not a file of tensors only"):

@@ -148,7 +148,7 @@ def test_names_are_resolved_and_listed_without_torch() -> None:
 @pytest.mark.parametrize(
     "name", ["", "smal", "a/b/c", "/nowhere/model", "user/../model", "x" * 5000, "a\x00b", "https://host/x", "ü/model"]
 )
-def test_an_unknown_name_is_an_error_that_lists_the_ways(name: str) -> None:
+def test_an_unknown_name_is_an_error_that_lists_what_to_pass(name: str) -> None:
     with pytest.raises(ValueError, match=r"small, medium, original, original-5\.5b.*user/model") as caught:
         names.resolve(name)
     assert repr(name) in str(caught.value)
@@ -244,7 +244,7 @@ def test_a_hub_model_of_another_kind_is_an_error(
 
 
 @needs_hub
-def test_offline_the_real_hub_client_answers_from_its_own_cache_alone(
+def test_offline_the_real_hub_client_answers_from_its_own_cache_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants, snapshot_download

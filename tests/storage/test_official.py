@@ -1,4 +1,4 @@
-"""Official weight files, in and out: bit for bit where they are whole, one clear line where they are not."""
+"""Official weight files, in and out: bit for bit if they are complete, one clear line if they are not."""
 
 import json
 import logging
@@ -76,11 +76,11 @@ def broken(official_model, tmp_path):
     return make
 
 
-# ---- whole files ----------------------------------------------------------------------------------------------------
+# ---- complete files -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_every_variant_goes_round_bit_for_bit_by_way_of_our_folder(official_model, tmp_path, variant):
+def test_every_variant_comes_back_bit_for_bit_through_our_folder(official_model, tmp_path, variant):
     model = official_model(7, **variant)
     load(model, tmp_path).save_pretrained(tmp_path / "ours")
     ELMo.from_pretrained(tmp_path / "ours").export_hdf5(tmp_path / "theirs")
@@ -167,9 +167,9 @@ def test_unknown_keys_are_logged_and_the_model_loads(broken, caplog):
 @pytest.mark.parametrize(
     "content",
     [b"", b"not HDF5 at all", b"<html><body>404</body></html>", pickle.dumps({"char_embed": 1}), b"\x89HDF\r\n\x1a\n"],
-    ids=["empty", "text", "HTML", "pickle", "a head alone"],
+    ids=["empty", "text", "HTML", "pickle", "a header only"],
 )
-def test_what_is_no_hdf5_file_is_named(broken, content):
+def test_what_is_not_an_hdf5_file_is_named(broken, content):
     options, weights = broken()
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"weights\.hdf5: not a complete HDF5 file"):

@@ -173,7 +173,7 @@ def write_vocabulary(path: Path, words: list[str] = VOCABULARY) -> Path:
     return path
 
 
-# ---- whole checkpoints -----------------------------------------------------------------------------------------------
+# ---- complete checkpoints --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("style", STYLES)

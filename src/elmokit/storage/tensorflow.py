@@ -245,9 +245,9 @@ def crc32c(data: npt.NDArray[np.uint8]) -> int:
     """
     checksum = 0xFFFFFFFF
     tables = _byte_tables()
-    whole = len(data) // LANE * LANE
-    for begin in range(0, whole, LANE * LANES):
-        lanes = data[begin : min(begin + LANE * LANES, whole)].reshape(-1, LANE)
+    end_of_lanes = len(data) // LANE * LANE
+    for begin in range(0, end_of_lanes, LANE * LANES):
+        lanes = data[begin : min(begin + LANE * LANES, end_of_lanes)].reshape(-1, LANE)
         steps = np.ascontiguousarray(lanes.view("<u4").T)  # (LANE / 4, lanes)
         crcs = np.zeros(len(lanes), np.uint32)
         for step in steps:
@@ -260,7 +260,7 @@ def crc32c(data: npt.NDArray[np.uint8]) -> int:
             length *= 2
         checksum = _advance(checksum, lanes.size) ^ int(crcs[0])
     slow = tables[3]
-    for byte in data[whole:].tolist():
+    for byte in data[end_of_lanes:].tolist():
         checksum = int(slow[(checksum ^ byte) & 255]) ^ (checksum >> 8)
     return checksum ^ 0xFFFFFFFF
 
