@@ -216,6 +216,7 @@ class ELMo(nn.Module):
             output_layer=output_layer,
             vocabulary=files.vocabulary,
             lexicon=files.lexicon,
+            tokenizer=files.tokenizer,
             **settings,
         )
         mixes = {name.removeprefix("mixes."): t for name, t in files.weights.items() if name.startswith("mixes.")}
@@ -246,7 +247,15 @@ class ELMo(nn.Module):
         softmax = None
         if self.output_layer is not None:
             softmax = {name: t.cpu() for name, t in self.output_layer.state_dict().items()}
-        files = ModelFiles(self.config, weights, softmax, self.vocabulary, self.lexicon, layer_norm=self.layer_norm)
+        files = ModelFiles(
+            self.config,
+            weights,
+            softmax,
+            self.vocabulary,
+            self.lexicon,
+            layer_norm=self.layer_norm,
+            tokenizer=self.tokenizer.name,
+        )
         checkpoint.save(files, folder, card=self._card(), storage=dtype)
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:

@@ -107,6 +107,10 @@ def test_the_folder_says_how_text_is_split_into_tokens(folder, tmp_path, tokeniz
     assert json.loads((tmp_path / "other" / "config.json").read_bytes())["tokenizer"] == tokenizer
     loaded = checkpoint.load(tmp_path / "other")
     assert (loaded.tokenizer, loaded.layer_norm) == (tokenizer, True)
+    elmo = ELMo.from_pretrained(tmp_path / "other")
+    assert elmo.tokenizer.name == tokenizer
+    elmo.save_pretrained(tmp_path / "again")
+    assert contents(tmp_path / "again")["config.json"] == contents(tmp_path / "other")["config.json"]
 
 
 def test_a_folder_of_version_0_1_splits_text_by_the_rules_of_the_treebank(folder):
@@ -521,10 +525,10 @@ def test_a_word_level_folder_needs_the_vocabulary_of_its_word_table(official_mod
     found = ELMo.from_pretrained(tmp_path / "folder").embed([["word1", "word2"]], layers="all")
     np.testing.assert_allclose(found[0], made.expected(["word1", "word2"]).layers, atol=1e-5)
     Vocabulary(WORDS).save(tmp_path / "folder" / "vocabulary.txt")
-    with pytest.raises(ValueError, match=r"vocabulary\.txt has 6 words: this word-level model needs the 12"):
+    with pytest.raises(ValueError, match=r"vocabulary\.txt: .* 12 words needs its vocabulary: this one has 6 words"):
         ELMo.from_pretrained(tmp_path / "folder")
     (tmp_path / "folder" / "vocabulary.txt").unlink()
-    with pytest.raises(ValueError, match=r"vocabulary\.txt is missing: this word-level model needs the 12"):
+    with pytest.raises(ValueError, match=r"vocabulary\.txt: .* 12 words needs its vocabulary: it is missing"):
         ELMo.from_pretrained(tmp_path / "folder")
 
 

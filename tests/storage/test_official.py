@@ -442,9 +442,9 @@ def test_a_softmax_file_that_does_not_fit_is_named(language_model, name, change,
 
 def test_a_word_level_model_needs_a_vocabulary_of_its_size(official_model, tmp_path):
     model = official_model(word_level=True)
-    with pytest.raises(ValueError, match="needs its vocabulary; none came"):
+    with pytest.raises(ValueError, match="needs its vocabulary: it is missing"):
         ELMo.from_files(model.options_path, model.weights_path)
-    with pytest.raises(ValueError, match="needs its vocabulary; one of 4 came"):
+    with pytest.raises(ValueError, match="needs its vocabulary: this one has 4 words"):
         load(model._replace(vocabulary=["<S>", "</S>", "<UNK>", "word"]), tmp_path)
 
 

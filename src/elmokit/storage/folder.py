@@ -41,10 +41,9 @@ from elmokit.storage.layouts import (
     VOCABULARY_FILE,
     WEIGHTS_FILE,
 )
-from elmokit.text import Lexicon, Vocabulary
+from elmokit.text import Lexicon, Tokenizer, TokenizerName, Vocabulary, make_word_ids
 
 Storage = Literal["float32", "float16", "int8"]
-TOKENIZERS = ("treebank", "spaces", "characters")
 
 STEPS = 127  # an int8 matrix holds integers from -127 to 127
 SCALE = ".scale"
@@ -66,8 +65,8 @@ class ModelFiles:
     """Of a model that knows characters and words by number, instead of reading UTF-8 bytes."""
     layer_norm: bool = False
     """Whether the mixes normalize the layers."""
-    tokenizer: str = "treebank"
-    """How the model's text is split into tokens: one of `TOKENIZERS`."""
+    tokenizer: TokenizerName = "treebank"
+    """How the model's text is split into tokens."""
 
 
 def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storage: Storage | None = None) -> None:
@@ -134,9 +133,10 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
         raise ValueError(f"{folder / CONFIG_FILE}: unknown key {min(values)!r}")
     if not isinstance(layer_norm, bool):
         raise ValueError(f"{folder / CONFIG_FILE}: layer_norm must be true or false, not {layer_norm!r}")
-    if tokenizer not in TOKENIZERS:
-        known = ", ".join(TOKENIZERS)
-        raise ValueError(f"{folder / CONFIG_FILE}: tokenizer must be one of {known}, not {tokenizer!r}")
+    try:
+        Tokenizer(tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from None
     weights = _read(folder / WEIGHTS_FILE)
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in BiLM(config).state_dict().items()}
@@ -144,14 +144,10 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
         expected |= {f"mixes.{mix}.weights": (config.num_layers + 1,), f"mixes.{mix}.gamma": ()}
     check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, folder / WEIGHTS_FILE)
     vocabulary = Vocabulary.load(folder / VOCABULARY_FILE) if (folder / VOCABULARY_FILE).is_file() else None
-    if config.num_words is not None and (vocabulary is None or len(vocabulary) != config.num_words):
-        problem = "is missing" if vocabulary is None else f"has {len(vocabulary)} words"
-        raise ValueError(
-            f"{folder / VOCABULARY_FILE} {problem}: this word-level model needs the {config.num_words} of its own"
-        )
-    softmax = _read_softmax(folder, config, vocabulary)
     lexicon = None if config.num_lexicon_characters is None else _read_lexicon(folder / LEXICON_FILE)
-    check_lexicon(lexicon, config, str(folder / LEXICON_FILE))
+    words_file = LEXICON_FILE if config.num_words is None else VOCABULARY_FILE
+    make_word_ids(config, vocabulary, lexicon, source=str(folder / words_file))
+    softmax = _read_softmax(folder, config, vocabulary)
     return ModelFiles(config, weights, softmax, vocabulary, lexicon, layer_norm, tokenizer)
 
 
@@ -181,21 +177,6 @@ def _read_lexicon(path: Path) -> Lexicon:
         return Lexicon(lists["characters"], lists["words"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def check_lexicon(lexicon: Lexicon | None, config: BiLMConfig, source: str) -> None:
-    """Check that a lexicon has the sizes of the configuration, and that a model without lexicon gets none.
-
-    Raises:
-        ValueError: If it does not fit. The message names `source`.
-    """
-    expected, actual = "no lexicon", "no lexicon"
-    if config.num_lexicon_characters is not None:
-        expected = f"a lexicon of {config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
-    if lexicon is not None:
-        actual = f"a lexicon of {len(lexicon.characters)} characters and {len(lexicon.words)} words"
-    if actual != expected:
-        raise ValueError(f"{source}: the model needs {expected}, but got {actual}")
 
 
 def stored(tensors: Mapping[str, Tensor], storage: Storage | None) -> Mapping[str, Tensor]:
