@@ -92,7 +92,7 @@ def write_json(path: Path, value: Any) -> None:
         ValueError: If `path` exists and is not a regular file.
         OSError: If the file cannot be written.
     """
-    text = json.dumps(value, indent=1) + "\n"
+    text = json.dumps(value, indent=1)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

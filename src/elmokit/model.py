@@ -26,12 +26,12 @@ from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.views import Layers, view_of
 from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix
-from elmokit.storage import downloads
-from elmokit.storage import folder as checkpoint
-from elmokit.storage import names as hub
-from elmokit.storage import official as formats
+from elmokit.storage import folder as model_folder
+from elmokit.storage import names
+from elmokit.storage.downloads import Progress, fetch
 from elmokit.storage.folder import ModelFiles
 from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE
+from elmokit.storage.official import read_official_model, write_official, write_softmax, write_token_embeddings
 from elmokit.text import (
     Lexicon,
     Tokenizer,
@@ -129,16 +129,27 @@ class ELMo(nn.Module):
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         quantize: Literal["int8"] | None = None,
-        progress: downloads.Progress | None = None,
+        progress: Progress | None = None,
     ) -> ELMo:
-        """The embedded model; or a folder, an official name ("small", "original", …), or a Hugging Face id.
+        """Load a model by its name.
 
-        A folder is one of ours, an official pair, a bilm-tf training folder (TensorFlow) or one of ELMoForManyLangs.
-
-        `num_mixes` and `layer_norm` are those of the folder (one plain mix where it has none) unless given here; mixes
-        that were saved are loaded where their number is the same.
+        Args:
+            name: None or "en" is the English model in the package; else a folder, an official name ("small", "medium",
+                "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an official pair, a bilm-tf
+                training folder (TensorFlow) or one of ELMoForManyLangs.
+            freeze: Keep the biLM as it is; False trains it with the task.
+            num_mixes: Number of mixes; None takes those of the folder, or one. Saved mixes are loaded where their number
+                is the same.
+            dropout: Dropout of each mix, in training.
+            layer_norm: Normalize each layer before it is mixed; None takes the folder's setting.
+            keep_boundaries: Leave the sentence boundaries in the output of `forward`.
+            state: "stateless" or "carry".
+            device: Where the model goes; None is the CPU.
+            dtype: Type of the weights.
+            quantize: "int8" rounds the weights for faster use on a CPU; such a model can be neither trained nor saved.
+            progress: Called with (file, bytes so far, bytes in all or None) while files are downloaded.
         """
-        files = hub.resolve(name, progress=progress).read()
+        files = names.resolve(name, progress=progress).read()
         saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
         model = cls._from_model_files(
             files,
@@ -169,25 +180,35 @@ class ELMo(nn.Module):
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         quantize: Literal["int8"] | None = None,
-        progress: downloads.Progress | None = None,
+        progress: Progress | None = None,
     ) -> ELMo:
-        """The official files as they were downloaded; each may be a URL.
+        """Load official files as they were downloaded. Each may be a path or a URL.
 
-        `weights` may also be the `.index` file of a TensorFlow checkpoint, whose softmax comes with the vocabulary.
-        `vocabulary` names the rows of `softmax` (which makes a language model) and of `embeddings` (a token-embedding
-        file, which makes a word-level model).
+        Args:
+            options: The options.json.
+            weights: The weights.hdf5, or the `.index` file of a TensorFlow checkpoint, whose softmax comes with it.
+            vocabulary: Names of the rows of `softmax` and `embeddings`.
+            embeddings: A token-embedding file, which makes a word-level model.
+            softmax: Weights of the output layer, which make a language model.
+            freeze: As for `from_pretrained`, like all that follow.
+            num_mixes: Number of mixes.
+            dropout: Dropout of each mix.
+            layer_norm: Normalize each layer before it is mixed.
+            keep_boundaries: Leave the sentence boundaries in the output of `forward`.
+            state: "stateless" or "carry".
+            device: Where the model goes.
+            dtype: Type of the weights.
+            quantize: "int8" or None.
+            progress: Called while files are downloaded.
         """
-        options_path, weights_path = (
-            downloads.fetch(options, progress=progress),
-            downloads.fetch(weights, progress=progress),
-        )
-        others = {
-            f"{name}_path": downloads.fetch(given, progress=progress)
-            for name, given in {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}.items()
-            if given is not None
+        paths = {
+            f"{name}_path": fetch(source, progress=progress)
+            for name, source in {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}.items()
+            if source is not None
         }
+        options_path, weights_path = (fetch(source, progress=progress) for source in (options, weights))
         model = cls._from_model_files(
-            formats.read_official_model(options_path, weights_path, **others),
+            read_official_model(options_path, weights_path, **paths),
             freeze=freeze,
             num_mixes=num_mixes,
             dropout=dropout,
@@ -235,11 +256,13 @@ class ELMo(nn.Module):
             self.bilm.quantize()
         return self
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: checkpoint.Storage | None = None) -> None:
-        """Write our folder format: biLM, mixes, and where there are any the output layer and the vocabulary.
+    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: model_folder.Storage | None = None) -> None:
+        """Write a model folder: biLM, mixes, and where there are any the output layer and the vocabulary.
 
-        `dtype` is how the weights are stored, by default as the model holds them; "float16" takes half of float32's
-        room and "int8" a quarter.  A folder of any kind loads as float32.
+        Args:
+            folder: Where to write.
+            dtype: How the weights are stored, by default as the model holds them; "float16" takes half the space of
+                float32 and "int8" a quarter. Any folder loads as float32.
         """
         self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
@@ -256,15 +279,15 @@ class ELMo(nn.Module):
             layer_norm=self.layer_norm,
             tokenizer=self.tokenizer.name,
         )
-        checkpoint.save(files, folder, card=self._card(), storage=dtype)
+        model_folder.save(files, folder, card=self._card(), storage=dtype)
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
         """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
         self._refuse_int8()
         folder = Path(folder)
-        formats.write_official(self.config, self.bilm.state_dict(), folder)
+        write_official(self.config, self.bilm.state_dict(), folder)
         if self.output_layer is not None:
-            formats.write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
+            write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
         if self.vocabulary is not None:
             self.vocabulary.save(folder / VOCABULARY_FILE)
 
@@ -276,7 +299,7 @@ class ELMo(nn.Module):
         """Write the context-free vector of each word of a vocabulary file, as bilm-tf's `dump_token_embeddings` did."""
         with torch.no_grad():
             vectors = self._runner.embed_words(self.bilm, Vocabulary.load(Path(vocabulary)).words)
-        formats.write_token_embeddings(vectors, path)
+        write_token_embeddings(vectors, path)
 
     def _card(self) -> str:
         config = self.config
