@@ -138,7 +138,7 @@ class ELMo(nn.Module):
                 "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an official pair, a bilm-tf
                 training folder (TensorFlow) or one of ELMoForManyLangs.
             freeze: Keep the biLM as it is; False trains it with the task.
-            num_mixes: Number of mixes; None takes those of the folder, or one. Saved mixes are loaded where their number
+            num_mixes: Number of mixes; None takes those of the folder, or one. Saved mixes are loaded if their number
                 is the same.
             dropout: Dropout of each mix, in training.
             layer_norm: Normalize each layer before it is mixed; None takes the folder's setting.
