@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import cpu, eager
+from elmokit.kernels.cpu import int8, packed
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 CLIPS = [(None, None), (0.5, 0.4), (0.5, None), (None, 0.4)]
@@ -73,7 +74,7 @@ def test_the_published_small_size_gives_what_eager_gives(threads):
 
 
 def test_without_packed_layouts_plain_products_give_the_same(monkeypatch):
-    monkeypatch.setattr(cpu, "can_block", lambda: False)
+    monkeypatch.setattr(packed, "can_block", lambda: False)
     inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=9)
     ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
@@ -204,22 +205,22 @@ def test_weights_made_in_inference_mode_are_packed_and_watched_too():
 
 def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
     gc.collect()
-    before = len(cpu._cache)
+    before = len(packed._cache)
     inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
     cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
-    first = cpu.packed(weights.input, 1)
-    assert cpu.packed(weights.input, 1) is first
-    assert len(cpu._cache) == before + 3
+    first = packed.packed(weights.input, 1)
+    assert packed.packed(weights.input, 1) is first
+    assert len(packed._cache) == before + 3
     del weights, first
     gc.collect()
-    assert len(cpu._cache) == before
+    assert len(packed._cache) == before
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_a_packed_linear_gives_what_the_plain_one_gives_and_follows_its_weight(rows):
     layer, x = torch.nn.Linear(21, 13), torch.randn(rows, 21)
     for _ in range(2):
-        torch.testing.assert_close(cpu.linear(x, layer.weight, layer.bias), layer(x).detach(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(packed.linear(x, layer.weight, layer.bias), layer(x).detach(), atol=1e-6, rtol=0)
         change_under_no_grad(layer.weight)
 
 
@@ -341,13 +342,13 @@ def test_int8_is_tried_in_a_child_where_the_cpu_announces_amx(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(cpu, "announces_amx", lambda: True)
+    monkeypatch.setattr(int8, "announces_amx", lambda: True)
     monkeypatch.setattr(subprocess, "run", attempt(0))
-    assert cpu.int8_runs.__wrapped__()
+    assert int8.int8_runs.__wrapped__()
     monkeypatch.setattr(subprocess, "run", attempt(-4))  # SIGILL
-    assert not cpu.int8_runs.__wrapped__()
+    assert not int8.int8_runs.__wrapped__()
     assert len(attempts) == 2
-    monkeypatch.setattr(cpu, "int8_runs", lambda: False)
+    monkeypatch.setattr(int8, "int8_runs", lambda: False)
     with pytest.raises(ValueError, match=r"quantize='int8'.*AMX"):
         cpu.quantize_matrix(torch.zeros(2, 2))
 
@@ -357,7 +358,7 @@ def test_a_cpu_that_does_not_list_its_features_announces_nothing(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr("builtins.open", missing)
-    assert not cpu.announces_amx()
+    assert not int8.announces_amx()
 
 
 # ---- what the engine takes
