@@ -1,15 +1,22 @@
-"""The clipped, projected LSTM on CPU cores, in float32, with and without gradients.
+"""The CPU engine: the clipped, projected LSTM in float32, with and without gradients, and with int8 weights.
 
-Enters: the tensors of one layer (see `interface`), or their int8 form from `quantize`.  Leaves: what `eager` leaves,
-within 1e-5, and the same gradients.
+Input: the tensors of one layer (see `interface`), or their int8 form from `quantize`.
+Output: the results of `eager` within 1e-5, and the same gradients.
 
-What makes it fast, most first:
-- weights are packed once into oneDNN's blocked layout: a product of 32 rows reads 67 MB of weights at twice the speed;
-- inputs are multiplied for many steps at once, a few hundred rows at a time, so that gates stay in the cache;
-- rows are sorted by length: those alive at a step are a prefix, and only they are computed;
-- tanh is written as a sigmoid, which PyTorch computes six times faster;
-- the two directions run in two threads with half of the cores each, and never wait for each other;
-- in training, all weight gradients are large products after the loop.
+rows.py      active rows of each step
+steps.py     forward pass
+backward.py  forward pass with saved activations, backward pass
+packed.py    float32 weights in oneDNN's layout
+int8.py      int8 weights
+threads.py   both directions at the same time
+
+What makes it fast, the largest gain first:
+- Weights are packed once into oneDNN's blocked layout: a product of 32 rows reads 67 MB of weights twice as fast.
+- Inputs of many steps are multiplied at once, 128 rows or a little more at a time, so that the gates stay in the cache.
+- Rows are sorted by length: the active rows of a step are a prefix, and only they are computed.
+- tanh is computed as a sigmoid, which is six times faster in PyTorch.
+- The two directions run in two threads with half of the cores each, and never wait for each other.
+- In training, all weight gradients are large products after the loop.
 """
 
 from __future__ import annotations
@@ -17,10 +24,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elmokit.kernels.cpu.backward import Differentiable
+from elmokit.kernels.cpu.backward import DifferentiableLSTM
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights, quantize, quantize_matrix
-from elmokit.kernels.cpu.rows import HOISTED_ROWS, live_rows
-from elmokit.kernels.cpu.steps import Clips, layer_of, walk
+from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
+from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
 from elmokit.kernels.cpu.threads import in_parallel
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
@@ -38,7 +45,7 @@ __all__ = [
 
 
 def is_available(inputs: Tensor) -> bool:
-    """Whether this engine takes layers with such `inputs`; other dtypes, autocast and tracing are eager's."""
+    """Whether this engine runs `inputs`: float32 on a CPU; `eager` runs other dtypes, autocast and tracing."""
     return (
         inputs.device.type == "cpu"
         and inputs.dtype == torch.float32
@@ -56,26 +63,26 @@ def lstm(
     cell_clip: float | None,
     proj_clip: float | None,
 ) -> tuple[Tensor, LSTMState]:
-    """Run one layer, all directions (see `interface`); int8 weights take no gradient."""
+    """Run one layer, all directions: see `interface.Engine.lstm`.  Int8 weights have no gradients."""
     clips = Clips(cell_clip, proj_clip)
     if isinstance(weights, LSTMWeights) and torch.is_grad_enabled():
-        differentiable = (inputs, *weights, *state)
-        if any(tensor.requires_grad for tensor in differentiable):
-            outputs, hidden, cell = Differentiable.apply(lengths, clips, *differentiable)  # type: ignore[no-untyped-call]
+        tensors = (inputs, *weights, *state)
+        if any(tensor.requires_grad for tensor in tensors):
+            outputs, hidden, cell = DifferentiableLSTM.apply(lengths, clips, *tensors)  # type: ignore[no-untyped-call]
             return outputs, LSTMState(hidden, cell)
-    # the caller's thread computes nothing: its helpers would go on spinning for a while on the cores of the directions
+    # the caller's thread computes nothing: its OpenMP threads would keep spinning on the cores of the directions
     outputs = inputs.new_empty(inputs.shape)
-    after = LSTMState(*(part.new_empty(part.shape) for part in state))
+    state_after = LSTMState(*(part.new_empty(part.shape) for part in state))
 
     def run(d: int) -> None:
-        layer, live = layer_of(weights, d), live_rows(lengths[d], inputs.shape[1])
-        rows, hidden, cell = live.gather(inputs[d]), live.sort(state.hidden[d]), live.sort(state.cell[d])
+        layer, active = layer_of(weights, d), active_rows(lengths[d], inputs.shape[1])
+        rows, hidden, cell = active.gather(inputs[d]), active.sort(state.hidden[d]), active.sort(state.cell[d])
         results = torch.empty_like(rows)
-        walk(rows, live.counts, layer, LSTMState(hidden, cell), results, clips, d)
-        live.scatter(results, outputs[d])
-        live.unsort(hidden, after.hidden[d])
-        live.unsort(cell, after.cell[d])
+        run_steps(rows, active.counts, layer, LSTMState(hidden, cell), results, clips, d)
+        active.scatter(results, outputs[d])
+        active.unsort(hidden, state_after.hidden[d])
+        active.unsort(cell, state_after.cell[d])
 
     with torch.no_grad():
         in_parallel(run, len(inputs))
-    return outputs, after
+    return outputs, state_after

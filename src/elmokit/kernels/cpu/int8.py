@@ -1,4 +1,7 @@
-"""Int8 weights."""
+"""Weights rounded to int8, and their products.
+
+Input: float weights (K, N).  Output: int8 values with one scale per column, which multiply float rows (n, K).
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,59 @@ from elmokit.kernels.interface import LSTMWeights
 
 
 class Int8Matrix(NamedTuple):
-    """A weight rounded to int8, one scale for each column; rows are rounded as they come, one scale for each row.
+    """A weight rounded to int8 with one scale per column.
 
-    A scale of its own for each row keeps a sentence's vectors the same alone and in any batch.
+    A product rounds its rows to int8 too, with one scale per row: a sentence's vectors are the same in every batch.
     """
 
-    by_rows: Tensor  # (K, N) int8: what many rows read fastest
-    by_columns: Tensor  # (N, K) int8, the same: what one row reads fastest
+    by_rows: Tensor  # (K, N) int8: the fastest layout for many rows
+    by_columns: Tensor  # (N, K) int8, the same values: the fastest layout for one row
     scales: Tensor  # (N,)
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
+        """See `steps.Matrix`."""
         scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=1e-30).div_(127.0)  # (n, 1)
         rounded = (rows / scale).round_().to(torch.int8)
         values = self.by_columns.t() if len(rows) == 1 else self.by_rows
         result = torch._int_mm(rounded, values).to(torch.float32).mul_(scale).mul_(self.scales)
-        add = plus if bias is None else bias
-        return result if add is None else result.add_(add)
+        addend = plus if bias is None else bias
+        return result if addend is None else result.add_(addend)
 
 
 class Int8Weights(NamedTuple):
-    """`LSTMWeights` with int8 matrices, one for each direction."""
+    """`LSTMWeights` with int8 matrices, one per direction."""
 
     input: tuple[Int8Matrix, ...]
     recurrent: tuple[Int8Matrix, ...]
-    bias: Tensor  # (D, 4C)
+    bias: Tensor  # (D, 4C), float
     projection: tuple[Int8Matrix, ...]
 
 
 def quantize(weights: LSTMWeights) -> Int8Weights:
-    """The weights of a layer in int8, for `lstm`: a copy, that later changes of `weights` do not reach."""
-    matrices = [tuple(quantize_matrix(matrix) for matrix in weight) for weight in weights._replace(bias=weights.input)]
-    return Int8Weights(matrices[0], matrices[1], weights.bias.detach().clone(), matrices[3])
+    """Round the matrices of a layer to int8.
+
+    Args:
+        weights: Float weights of one layer, on the CPU.
+
+    Returns:
+        A copy for `cpu.lstm`; later changes of `weights` do not change it.
+
+    Raises:
+        ValueError: int8 products crash on this CPU.
+    """
+
+    def matrices(weight: Tensor) -> tuple[Int8Matrix, ...]:
+        return tuple(quantize_matrix(matrix) for matrix in weight)
+
+    bias = weights.bias.detach().clone()
+    return Int8Weights(matrices(weights.input), matrices(weights.recurrent), bias, matrices(weights.projection))
 
 
 def quantize_matrix(weight: Tensor) -> Int8Matrix:
-    """A float weight (K, N) rounded to int8, symmetric, one scale for each column."""
-    if not int8_runs():
+    """Round a float weight (K, N) to int8, symmetrically, with one scale per column."""
+    if not int8_works():
         raise ValueError(
-            "quantize='int8' cannot run here: this CPU announces AMX and faults when it is used; leave quantize unset"
+            "quantize='int8' cannot run here: this CPU announces AMX and crashes when it is used; leave quantize unset"
         )
     weight = weight.detach().float()
     scales = weight.abs().amax(dim=0).clamp(min=1e-30) / 127.0
@@ -61,19 +78,19 @@ def quantize_matrix(weight: Tensor) -> Int8Matrix:
 
 
 @functools.cache
-def int8_runs() -> bool:
-    """Whether int8 products return at all.
+def int8_works() -> bool:
+    """Whether int8 products run on this CPU.
 
-    Some virtual machines announce AMX and kill the process that uses it, so there a child process tries first.
+    Some virtual machines announce AMX and kill a process that uses it, so there a child process tries it first.
     """
     if not announces_amx():
         return True
-    attempt = "import torch; a = torch.ones(32, 256, dtype=torch.int8); torch._int_mm(a, a.t().contiguous())"
-    return subprocess.run([sys.executable, "-c", attempt], capture_output=True).returncode == 0
+    trial = "import torch; a = torch.ones(32, 256, dtype=torch.int8); torch._int_mm(a, a.t().contiguous())"
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True).returncode == 0
 
 
 def announces_amx() -> bool:
-    """Whether the CPU claims to have matrix tiles."""
+    """Whether the CPU lists int8 matrix tiles among its features."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return any("amx_int8" in line for line in lines)

@@ -1,4 +1,7 @@
-"""Float32 weights, packed once."""
+"""Float32 weights in oneDNN's blocked layout, packed once and cached.
+
+Input: a weight (D, K, N).  Output: a `PackedMatrix` for one direction, which multiplies rows (n, K).
+"""
 
 from __future__ import annotations
 
@@ -13,83 +16,79 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
-PACKED_FOR_ROWS = 64  # oneDNN's layout for this many rows is also the best for fewer and for more
-FEW_ROWS = 64  # that are multiplied as they are: a step of the LSTM
-FINGERPRINT = 1024  # elements of a weight that tell whether it was written behind autograd's back
+PACKED_FOR_ROWS = 64  # the layout that oneDNN chooses for this many rows is the fastest for fewer and more rows too
+EXACT_ROWS = 64  # up to this many rows (one step of the LSTM) are multiplied without padding
+NUM_SAMPLES = 1024  # elements of a weight that are compared to detect writes which autograd does not count
 
 
 class PackedMatrix(NamedTuple):
-    """A float32 weight as it stands and, where oneDNN knows how, in its blocked layout."""
+    """A float32 weight in its plain layout and, where oneDNN supports it, in the blocked layout."""
 
     plain: Tensor  # (K, N)
     blocked: Tensor | None
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
-        # one row is a matrix-vector product, bound by reading the weights, which the plain layout does best
+        """See `steps.Matrix`."""
+        # one row is a matrix-vector product: its time is that of reading the weights, fastest in the plain layout
         if self.blocked is None or len(rows) == 1:
             if plus is not None:
                 return plus.addmm_(rows, self.plain)
             return rows @ self.plain if bias is None else torch.addmm(bias, rows, self.plain)
         n = len(rows)
-        more = _even(n) - n
-        filled = functional.pad(rows, (0, 0, 0, more)) if more else rows
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(filled, self.blocked, bias, "none", [], "")[:n]
+        padding = _padded_rows(n) - n
+        padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
 
 
-def _even(n: int) -> int:
-    """So many rows are multiplied in place of n, at most a sixteenth more.
+def _padded_rows(n: int) -> int:
+    """Number of rows to multiply in place of n, at most a sixteenth more.
 
-    For each number of rows oneDNN compiles a program of half a MB and keeps it, a thousand of them: without this, a
-    process that meets batches of all sizes would grow by hundreds of MB.
+    oneDNN compiles a program of half a MB for each number of rows and keeps up to a thousand of them.  Without padding,
+    a process with batches of all sizes grows by hundreds of MB.
     """
     step = 1 << max(0, n.bit_length() - 5)
-    return n if n <= FEW_ROWS else -(-n // step) * step
+    return n if n <= EXACT_ROWS else -(-n // step) * step
 
 
-class Cached(NamedTuple):
-    """Packed directions of a weight, and what the weight looked like when they were packed."""
+class CacheEntry(NamedTuple):
+    """The packed directions of a weight, and the weight's version, address and samples when they were packed."""
 
-    seen: tuple[int, int]
-    fingerprint: Tensor
-    directions: dict[int | None, PackedMatrix]
+    version: int
+    address: int
+    samples: Tensor
+    directions: dict[int, PackedMatrix]
+
+    def is_current(self, version: int, address: int, samples: Tensor) -> bool:
+        """Whether the weight is unchanged since it was packed."""
+        return (self.version, self.address) == (version, address) and torch.equal(self.samples, samples)
 
 
-_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> Cached; an entry goes with its weight
+_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> CacheEntry; an entry is freed with its weight
 _cache_lock = threading.Lock()
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`functional.linear` of rows (n, K) for a weight (N, K) that stays the same from call to call; no gradient."""
-    with torch.no_grad():
-        return packed(weight.t(), None, owner=weight).product(rows, bias=bias)
+def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
+    """`weight[d]` (K, N) packed: from the cache, or packed again if the weight has changed.
 
-
-def packed(weight: Tensor, d: int | None, *, owner: Tensor | None = None) -> PackedMatrix:
-    """`weight[d]`, or all of `weight` (K, N) for None, packed; from the cache unless the weight changed since.
-
-    Writes that autograd counts (optimizers, load_state_dict, no_grad) show in the version; writes through `.data` do
-    not, so a sample spread over the whole weight is compared too.  A view names its `owner`, which lives longer.
+    Writes that autograd counts (optimizers, load_state_dict, no_grad) change the version.  Writes through `.data` do
+    not, so samples spread over the weight are compared as well.
     """
-    owner = weight if owner is None else owner
-    seen = (0 if owner.is_inference() else owner._version, owner.data_ptr())
-    flat = owner.detach().reshape(-1)
-    fingerprint = flat[:: max(1, flat.numel() // FINGERPRINT)]
+    version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
+    flat = weight.detach().reshape(-1)
+    samples = flat[:: max(1, flat.numel() // NUM_SAMPLES)]
     with _cache_lock:
-        if owner not in _cache:
-            _cache[owner] = Cached(seen, fingerprint.clone(), {})
-        entry: Cached = _cache[owner]
-        if entry.seen != seen or not torch.equal(entry.fingerprint, fingerprint):
-            entry = _cache[owner] = Cached(seen, fingerprint.clone(), {})
+        entry: CacheEntry | None = _cache.get(weight)  # type: ignore[no-untyped-call]
+        if entry is None or not entry.is_current(version, address, samples):
+            entry = _cache[weight] = CacheEntry(version, address, samples.clone(), {})
         if d not in entry.directions:
-            plain = (weight if d is None else weight[d]).detach()
-            entry.directions[d] = PackedMatrix(plain, block(plain) if can_block() and plain.numel() else None)
+            plain = weight[d].detach()
+            entry.directions[d] = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
         return entry.directions[d]
 
 
-def block(plain: Tensor) -> Tensor:
-    """(K, N) in oneDNN's layout, opaque to everything but its own products."""
+def to_blocked(plain: Tensor) -> Tensor:
+    """(K, N) in oneDNN's layout, which only oneDNN's products can read."""
     blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.t().contiguous(), PACKED_FOR_ROWS)
     return blocked
 
@@ -106,7 +105,7 @@ def can_block() -> bool:
 
 
 def _renew_lock() -> None:
-    """A forked child may have copied the lock while another thread held it."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _cache_lock
     _cache_lock = threading.Lock()
 

@@ -1,4 +1,8 @@
-"""Rows that are alive at each step."""
+"""The active rows of each step: sentences that still have tokens.
+
+Input: lengths (B,) of one direction.  Output: which rows are active at each step, how to gather them into one matrix,
+and how the steps are grouped for the input product.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,55 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HOISTED_ROWS = 128  # rows of the input product at a time: enough for full speed, few enough to stay in the cache
+HOISTED_ROWS = 128  # rows per input product: enough for full speed, few enough to stay in the cache
 
 
-class LiveRows(NamedTuple):
-    """The live rows of all steps as one matrix (R, P): step after step, at each the longest sentences first.
+class ActiveRows(NamedTuple):
+    """The active rows of all steps as one matrix (R, P): step after step, the longest sentence of each step first.
 
-    So the rows alive at a step are a slice, and among the sorted rows of the state they are a prefix.
+    The rows of one step are a slice of this matrix, and a prefix of the sorted rows of the state.
     """
 
-    counts: list[int]  # rows alive at each step
-    order: Tensor  # (B,) sentences, longest first
-    places: Tensor | None  # (R,) where each row stands among T * B; None where all rows live at all steps
+    counts: list[int]  # number of active rows at each step
+    order: Tensor  # (B,) sentences, the longest first
+    positions: Tensor | None  # (R,) position of each row among T * B; None if all rows are active at all steps
 
     def gather(self, steps: Tensor) -> Tensor:
         """(T, B, P) -> (R, P)."""
         flat = steps.reshape(-1, steps.shape[-1])
-        return flat if self.places is None else flat[self.places]
+        return flat if self.positions is None else flat[self.positions]
 
     def scatter(self, rows: Tensor, steps: Tensor) -> None:
-        """(R, P) into (T, B, P), with zeros where no row is alive."""
+        """Write (R, P) into `steps` (T, B, P), and zeros where no row is active."""
         flat = steps.view(-1, steps.shape[-1])
-        if self.places is None:
+        if self.positions is None:
             flat.copy_(rows)
         else:
-            flat.zero_()[self.places] = rows
+            flat.zero_()[self.positions] = rows
 
     def sort(self, state: Tensor) -> Tensor:
-        """(B, …) with the longest sentence first; a copy."""
+        """A copy of (B, …) with the longest sentence first."""
         return state[self.order]
 
     def unsort(self, ordered: Tensor, state: Tensor) -> None:
-        """The way back, into `state`."""
+        """Write the sorted rows into `state` (B, …), in the order of the sentences."""
         state[self.order] = ordered
 
 
-def live_rows(lengths: Tensor, num_steps: int) -> LiveRows:
-    """Which rows of (T, B) are alive."""
+def active_rows(lengths: Tensor, num_steps: int) -> ActiveRows:
+    """The active rows of (T, B): row b is active at steps t < lengths[b]."""
     num_rows = len(lengths)
     ordered, order = lengths.sort(descending=True, stable=True)
-    live = torch.arange(num_steps).unsqueeze(1) < ordered  # (T, B)
-    counts = live.sum(dim=1).tolist()
+    active = torch.arange(num_steps).unsqueeze(1) < ordered  # (T, B)
+    counts = active.sum(dim=1).tolist()
     if sum(counts) == num_steps * num_rows:
-        return LiveRows(counts, order, None)  # nothing to sort: the sort is stable
-    places = (torch.arange(num_steps).unsqueeze(1) * num_rows + order)[live]
-    return LiveRows(counts, order, places)
+        return ActiveRows(counts, order, None)  # the stable sort has changed nothing
+    positions = (torch.arange(num_steps).unsqueeze(1) * num_rows + order)[active]
+    return ActiveRows(counts, order, positions)
 
 
 def steps_of(counts: list[int], *, reverse: bool) -> list[tuple[int, int]]:
-    """(first row, rows) of each live step, in the order of the walk."""
+    """(first row, number of rows) of each step with active rows, in the order of the forward pass."""
     steps, row = [], 0
     for n in counts:
         if n:
@@ -65,15 +69,23 @@ def steps_of(counts: list[int], *, reverse: bool) -> list[tuple[int, int]]:
     return steps[::-1] if reverse else steps
 
 
-def blocks(counts: list[int], *, reverse: bool) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Cut the live steps into runs of about HOISTED_ROWS rows: (first row, end row, steps)."""
-    steps = steps_of(counts, reverse=reverse)
-    block: list[tuple[int, int]] = []
+class Block(NamedTuple):
+    """Consecutive steps whose inputs are multiplied together."""
+
+    begin: int  # first row
+    end: int
+    steps: list[tuple[int, int]]
+
+
+def blocks(counts: list[int], *, reverse: bool) -> Iterator[Block]:
+    """Group the steps into blocks of about HOISTED_ROWS rows."""
+    all_steps = steps_of(counts, reverse=reverse)
+    steps: list[tuple[int, int]] = []
     num_rows = 0
-    for k, (row, n) in enumerate(steps):
-        block.append((row, n))
+    for k, (row, n) in enumerate(all_steps):
+        steps.append((row, n))
         num_rows += n
-        if num_rows >= HOISTED_ROWS or k == len(steps) - 1:
-            first = min(block[0][0], row)
-            yield first, first + num_rows, block
-            block, num_rows = [], 0
+        if num_rows >= HOISTED_ROWS or k == len(all_steps) - 1:
+            first = min(steps[0][0], row)
+            yield Block(first, first + num_rows, steps)
+            steps, num_rows = [], 0

@@ -1,4 +1,4 @@
-"""Two directions at once."""
+"""The directions of a layer run at the same time, each in a thread with its own number of cores."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ _pool_lock = threading.Lock()
 
 
 def in_parallel(run: Callable[[int], None], num_directions: int) -> None:
-    """run(0), run(1), …, side by side with an equal share of the caller's cores where it has more than one."""
-    cores = torch.get_num_threads()
-    if num_directions < 2 or cores < 2:
+    """Call run(0), run(1), … at the same time, the caller's cores divided equally between them.
+
+    With one direction or one core the calls run one after the other in the caller's thread.
+    """
+    num_cores = torch.get_num_threads()
+    if num_directions < 2 or num_cores < 2:
         for d in range(num_directions):
             run(d)
         return
-    share, inference = max(1, cores // num_directions), torch.is_inference_mode_enabled()
+    cores_each, inference = max(1, num_cores // num_directions), torch.is_inference_mode_enabled()
 
     def task(d: int) -> None:
-        set_own_threads(share)
-        with torch.inference_mode(inference), torch.no_grad():  # modes belong to a thread, so the caller's are set here
+        set_own_threads(cores_each)
+        with torch.inference_mode(inference), torch.no_grad():  # modes are per thread: set those of the caller
             run(d)
 
     for future in [pool().submit(task, d) for d in range(num_directions)]:
@@ -32,18 +35,18 @@ def in_parallel(run: Callable[[int], None], num_directions: int) -> None:
 
 
 def set_own_threads(count: int) -> None:
-    """Give the calling thread `count` cores; all other threads, also those yet to come, keep theirs."""
+    """Let the calling thread use `count` cores; other threads, including new ones, keep their number."""
     if torch.get_num_threads() == count:
         return
-    # PyTorch's number is the caller's own and also what new threads start with: a new thread reads it and puts it back
+    # torch.set_num_threads also changes the number that new threads start with: a new thread reads it and restores it
     with _pool_lock, ThreadPoolExecutor(1) as new_thread:
-        usual = new_thread.submit(torch.get_num_threads).result()
+        default = new_thread.submit(torch.get_num_threads).result()
         torch.set_num_threads(count)
-        new_thread.submit(torch.set_num_threads, usual).result()
+        new_thread.submit(torch.set_num_threads, default).result()
 
 
 def pool() -> ThreadPoolExecutor:
-    """Two threads, started when first needed and shared by all callers."""
+    """Two threads, started at the first use and shared by all callers."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -52,7 +55,7 @@ def pool() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    """A forked child has the pool but not its threads."""
+    """Drop the pool in a forked child, which has the object but not its threads."""
     global _pool, _pool_lock
     _pool, _pool_lock = None, threading.Lock()
 
