@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import LSTMState, LSTMWeights, cuda, eager
-from elmokit.kernels.cuda import Device, Plan, Tile
+from elmokit.kernels.cuda import launch, operators
+from elmokit.kernels.cuda.tiles import Device, Plan, Tile, plan_backward, plan_forward
+from elmokit.kernels.cuda.weights import CACHED_LAYERS, RUN, _cache, cached_weights, prepare
 
 H200 = Device(132, large=True)
 OTHER = Device(82, large=False)
@@ -67,10 +69,10 @@ def test_tiles_of_every_shape_cover_it_exactly(
     device: Device, dtype: torch.dtype, cells: int, width: int, rows: int
 ) -> None:
     for plan, depth in (
-        (cuda.plan_forward(rows, cells, width, dtype, device), cells),
-        (cuda.plan_backward(rows, cells, width, dtype, device), 4 * cells),
+        (plan_forward(rows, cells, width, dtype, device), cells),
+        (plan_backward(rows, cells, width, dtype, device), 4 * cells),
     ):
-        assert (cells % plan.cells.columns, width % plan.cells.depth, plan.cells.columns % cuda.RUN) == (0, 0, 0)
+        assert (cells % plan.cells.columns, width % plan.cells.depth, plan.cells.columns % RUN) == (0, 0, 0)
         assert (width % plan.hidden.columns, depth % (plan.split * plan.hidden.depth)) == (0, 0)
         assert min(plan.cells.rows, plan.hidden.rows, plan.hidden.columns) >= 16  # the least of a matrix instruction
         tiles = 2 * plan.split * (width // plan.hidden.columns) * math.ceil(rows / plan.hidden.rows)
@@ -79,7 +81,7 @@ def test_tiles_of_every_shape_cover_it_exactly(
 
 def test_large_batches_on_a_large_gpu_keep_all_processors_at_work() -> None:
     for rows in (128, 256, 512, 1024):
-        plan = cuda.plan_forward(rows, 4096, 512, torch.bfloat16, H200)
+        plan = plan_forward(rows, 4096, 512, torch.bfloat16, H200)
         assert 2 * plan.split * (512 // plan.hidden.columns) * math.ceil(rows / plan.hidden.rows) == 128
 
 
@@ -87,14 +89,14 @@ def test_large_batches_on_a_large_gpu_keep_all_processors_at_work() -> None:
 def test_prepared_weights_hold_every_gate_in_runs_of_cells_and_zeros_elsewhere(width: int, cells: int) -> None:
     tensors, _, _ = random_layer(steps=1, rows=1, width=width, cells=cells)
     weights = LSTMWeights(*tensors[1:5])
-    prepared = cuda.prepare(weights, torch.float64)
+    prepared = prepare(weights, torch.float64)
     K, C = 64, 64 * math.ceil(cells / 64)
     assert prepared.projection.shape == (2, C, K)
     expected = torch.zeros(2, 2 * K, 4 * C, dtype=torch.float64)
     bias = torch.zeros(2, 4 * C)
     for gate in range(4):
         for cell in range(C):
-            column = cell // cuda.RUN * 4 * cuda.RUN + gate * cuda.RUN + cell % cuda.RUN
+            column = cell // RUN * 4 * RUN + gate * RUN + cell % RUN
             bias[:, column] = 1.0 if gate == 2 else 0.0
             if cell < cells:
                 expected[:, :width, column] = weights.input[:, :, gate * cells + cell]
@@ -110,13 +112,13 @@ def test_prepared_weights_hold_every_gate_in_runs_of_cells_and_zeros_elsewhere(w
 def test_gradients_of_prepared_weights_return_to_their_places(width: int, cells: int) -> None:
     tensors, _, _ = random_layer(steps=1, rows=1, width=width, cells=cells)
     leaves = [t.requires_grad_() for t in tensors[1:5]]
-    prepared = cuda.prepare(LSTMWeights(*leaves), torch.float64)
+    prepared = prepare(LSTMWeights(*leaves), torch.float64)
     factors = [torch.randn_like(p) for p in prepared]
     total = torch.stack([(p * f).sum() for p, f in zip(prepared, factors, strict=True)]).sum()
     grads = torch.autograd.grad(total, leaves)
     # preparing is linear, so the gradient times the weights is the sum itself, up to the forget gate's ones
     C = prepared.bias.shape[1] // 4
-    ones = factors[1].view(2, C // cuda.RUN, 4, cuda.RUN)[:, :, 2].sum()
+    ones = factors[1].view(2, C // RUN, 4, RUN)[:, :, 2].sum()
     again = torch.stack([(g * w.detach()).sum() for g, w in zip(grads, leaves, strict=True)]).sum()
     assert float(again + ones) == pytest.approx(float(total.detach()), rel=1e-5)
     assert [g.shape for g in grads] == [w.shape for w in leaves]
@@ -125,39 +127,39 @@ def test_gradients_of_prepared_weights_return_to_their_places(width: int, cells:
 def test_a_frozen_layer_is_prepared_once_and_again_after_a_change() -> None:
     tensors, _, _ = random_layer(steps=1, rows=1, width=20, cells=16)
     weights = LSTMWeights(*tensors[1:5])
-    first = cuda._prepared(weights, torch.float32)
-    assert cuda._prepared(weights, torch.float32) is first
-    assert cuda._prepared(weights, torch.float16) is not first
+    first = cached_weights(weights, torch.float32)
+    assert cached_weights(weights, torch.float32) is first
+    assert cached_weights(weights, torch.float16) is not first
     weights.recurrent.mul_(2.0)
-    second = cuda._prepared(weights, torch.float32)
+    second = cached_weights(weights, torch.float32)
     assert second is not first
     assert torch.equal(second.weight[:, 64:], 2 * first.weight[:, 64:])
 
 
 def test_prepared_weights_die_with_their_layer_and_their_number_is_bounded() -> None:
-    cuda._cache.clear()
+    _cache.clear()
     kept = []
-    for seed in range(cuda.CACHED_LAYERS + 3):
+    for seed in range(CACHED_LAYERS + 3):
         tensors, _, _ = random_layer(steps=1, rows=1, width=4, cells=4, seed=seed)
         kept.append(LSTMWeights(*tensors[1:5]))
-        cuda._prepared(kept[-1], torch.float32)
-    assert len(cuda._cache) == cuda.CACHED_LAYERS
+        cached_weights(kept[-1], torch.float32)
+    assert len(_cache) == CACHED_LAYERS
     kept = kept[-1:]
     del tensors
     gc.collect()
-    cuda._prepared(kept[0], torch.float32)
-    assert len(cuda._cache) == 1
+    cached_weights(kept[0], torch.float32)
+    assert len(_cache) == 1
 
 
 def test_a_trained_layer_is_never_cached() -> None:
     tensors, _, _ = random_layer(steps=1, rows=1, width=4, cells=4)
     weights = LSTMWeights(*(t.requires_grad_() for t in tensors[1:5]))
-    before = len(cuda._cache)
-    assert cuda._prepared(weights, torch.float32) is not cuda._prepared(weights, torch.float32)
+    before = len(_cache)
+    assert cached_weights(weights, torch.float32) is not cached_weights(weights, torch.float32)
     with torch.inference_mode():
         frozen = LSTMWeights(*(t.detach().clone() for t in weights))
-        assert cuda._prepared(frozen, torch.float32) is not cuda._prepared(frozen, torch.float32)
-    assert len(cuda._cache) == before
+        assert cached_weights(frozen, torch.float32) is not cached_weights(frozen, torch.float32)
+    assert len(_cache) == before
 
 
 def test_tensors_that_it_cannot_run_are_left_to_eager() -> None:
@@ -175,7 +177,7 @@ def test_the_compiler_knows_the_shapes_without_running_anything(save: bool) -> N
 
     with FakeTensorMode():
         tensors, lengths, grads = random_layer(steps=3, rows=5, width=20, cells=70)
-        prepared = cuda.prepare(LSTMWeights(*tensors[1:5]), torch.float64)
+        prepared = prepare(LSTMWeights(*tensors[1:5]), torch.float64)
         results = torch.ops.elmokit.lstm(tensors[0], lengths, *prepared, *tensors[5:], 3.0, 3.0, save)
         assert [tuple(r.shape) for r in results[:3]] == [(2, 3, 5, 20), (2, 5, 20), (2, 5, 70)]
         if save:
@@ -208,8 +210,8 @@ def test_the_kernels_agree_with_eager(
     clip: float | None,
 ) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(cuda, "plan_forward", lambda *_: plan)
-    monkeypatch.setattr(cuda, "plan_backward", lambda *_: plan)
+    monkeypatch.setattr(operators, "plan_forward", lambda *_: plan)
+    monkeypatch.setattr(operators, "plan_backward", lambda *_: plan)
     layer = random_layer(steps=3, rows=rows, width=width, cells=cells)
     expected, expected_grads = run(eager, *layer, torch.float64, clip)
     results, grads = run(cuda, *layer, torch.float32, clip)
@@ -270,7 +272,7 @@ def test_one_launch_and_a_launch_for_each_phase_give_the_same_bits_every_time(
     layer = random_layer(steps=9, rows=rows, width=128, cells=512, device="cuda")
     first = run(cuda, *layer, torch.bfloat16, 1.0)
     again = run(cuda, *layer, torch.bfloat16, 1.0)
-    monkeypatch.setattr(cuda, "_cooperative", lambda: False)
+    monkeypatch.setattr(launch, "can_cooperate", lambda: False)
     apart = run(cuda, *layer, torch.bfloat16, 1.0)
     for other in (again, apart):
         assert all(torch.equal(a, b) for a, b in zip(first[0] + first[1], other[0] + other[1], strict=True))
