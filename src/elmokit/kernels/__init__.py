@@ -1,6 +1,9 @@
-"""The clipped, projected LSTM over time, once per engine, and the choice between them.
+"""The clipped, projected LSTM over time, in three engines, and the choice between them.
 
-Enters: the tensors of one layer (see `interface`).  Leaves: the engine module that runs them best.
+interface.py  the function that every engine has, and its tensors
+eager.py      the reference: the equations in plain PyTorch
+cpu/          fast on CPU cores, in float32 and int8
+cuda/         fast on NVIDIA GPUs
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=No
 
 
 def choose(inputs: Tensor) -> Engine:
-    """The engine for tensors such as `inputs`, or the one that `forced` names."""
+    """The fastest engine for `inputs` (by device and dtype), or the one that `forced` sets."""
     if (engine := _forced.get()) is not None:
         return cast(Engine, engine)
     if inputs.is_cuda:
@@ -40,13 +43,13 @@ def choose(inputs: Tensor) -> Engine:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether the kernels for GPUs can be compiled here."""
+    """Whether Triton is installed, which compiles the kernels for GPUs."""
     return importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager
 def forced(engine: ModuleType) -> Iterator[None]:
-    """Inside the block every layer runs on `engine` (a module of this package): for tests and side-by-side timing."""
+    """Run every layer inside the block on `engine`, a module of this package: for tests and comparisons."""
     token = _forced.set(engine)
     try:
         yield
@@ -55,19 +58,19 @@ def forced(engine: ModuleType) -> Iterator[None]:
 
 
 def check_dtype(tensor: Tensor) -> None:
-    """Refuse bfloat16 on a CPU where its products kill the process."""
+    """Raise a ValueError for bfloat16 tensors on a CPU where bfloat16 products kill the process."""
     if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and not bfloat16_works():
         raise ValueError(
-            "bfloat16 products crash on this CPU: use dtype=torch.float32 (here the faster one too), "
+            "bfloat16 products crash on this CPU: use dtype=torch.float32 (which is also faster here), "
             "or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before the first product"
         )
 
 
 @functools.cache
 def bfloat16_works() -> bool:
-    """Whether bfloat16 products run on this CPU, tried in a process of its own.
+    """Whether bfloat16 products run on this CPU; a child process tries them.
 
-    Some virtual machines announce AMX and then answer its first instruction with SIGILL.
+    Some virtual machines announce AMX and kill a process that uses it.
     """
     trial = (
         "import torch; from torch.nn.functional import conv1d; a = torch.ones(64, 64, 64, dtype=torch.bfloat16); "

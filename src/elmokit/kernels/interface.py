@@ -1,7 +1,16 @@
-"""What every engine agrees on: the tensors of one bidirectional layer of clipped, projected LSTM.
+"""The interface of all engines: the tensors of one bidirectional layer of the clipped, projected LSTM.
 
-D directions (0 forward, 1 backward), T steps, B rows, P projection, C cells.  The directions are an axis, not a flag:
-an engine can run both at once.  Time stands before rows so that the rows of one step are contiguous.
+An engine is a module with a function `lstm`: `eager`, `cpu` and `cuda` have the same arguments and results.
+
+Legend of shapes: D directions (0 forward, 1 backward), T steps, B rows (sentences), P projection, C cells.  Directions
+are an axis, so that an engine can run both at the same time.  Time is before rows, so that the rows of one step are
+contiguous.
+
+One step, for the active rows:
+
+    i, j, f, o = split(x @ input + h @ recurrent + bias)
+    c = clip(sigmoid(f + 1) * c + sigmoid(i) * tanh(j), cell_clip)
+    h = clip((sigmoid(o) * tanh(c)) @ projection, proj_clip)
 """
 
 from __future__ import annotations
@@ -12,27 +21,23 @@ from torch import Tensor
 
 
 class LSTMWeights(NamedTuple):
-    """Weights of one layer; gate columns are blocks i, j (candidate), f, o."""
+    """Weights of one layer; the columns of the gates are four blocks: i, j (candidate), f, o."""
 
     input: Tensor  # (D, P, 4C)
     recurrent: Tensor  # (D, P, 4C)
-    bias: Tensor  # (D, 4C), without the 1 that the forget gate gets at run time
+    bias: Tensor  # (D, 4C), without the 1 that is added to the forget gate at run time
     projection: Tensor  # (D, C, P)
 
 
 class LSTMState(NamedTuple):
-    """What a row remembers: its last clipped output and its cells."""
+    """The state of each row: its last clipped output and its cells."""
 
     hidden: Tensor  # (D, B, P)
     cell: Tensor  # (D, B, C)
 
 
 class Engine(Protocol):
-    """`lstm(inputs (D, T, B, P), lengths (D, B), weights, state, …) -> outputs (D, T, B, P), state`.
-
-    Row b of direction d is live at steps t < lengths[d, b]; direction 0 starts at step 0, direction 1 at the row's own
-    last live step and goes down.  Outputs at steps that are not live are zero, and the state does not move there.
-    """
+    """A module that runs one layer over time."""
 
     def lstm(
         self,
@@ -43,4 +48,21 @@ class Engine(Protocol):
         *,
         cell_clip: float | None,
         proj_clip: float | None,
-    ) -> tuple[Tensor, LSTMState]: ...
+    ) -> tuple[Tensor, LSTMState]:
+        """Run one layer, all directions.
+
+        Row b of direction d is active at steps t < lengths[d, b].  Direction 0 runs from step 0 up, direction 1 from
+        the row's last active step down.
+
+        Args:
+            inputs: (D, T, B, P) vectors.
+            lengths: (D, B) number of active steps of each row, 0 to T.
+            weights: Weights of the layer.
+            state: State before the first step of each row. Not modified.
+            cell_clip: Bound of the cells; None does not clip.
+            proj_clip: Bound of the outputs; None does not clip.
+
+        Returns:
+            Outputs (D, T, B, P), zero at steps that are not active, and the state after the last active step of each
+            row.
+        """
