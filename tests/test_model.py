@@ -14,6 +14,7 @@ import reference
 from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels
 from elmokit.inference import runner
 from elmokit.network import OutputLayer, lstm
+from elmokit.network.int8 import quantized
 from elmokit.text import Lexicon, Vocabulary
 
 SENTENCES = [
@@ -489,7 +490,7 @@ def test_int8_weights_stay_close_and_cannot_be_saved(official_model, tmp_path):
         with pytest.raises(ValueError, match='quantize is "int8" or None'):
             ELMo.from_files(files.options_path, files.weights_path, **wrong)
     with pytest.raises(ValueError, match="int8 weights run on a CPU"):
-        ELMo(BiLM(exact.config)).to("meta").bilm.quantize()
+        quantized(BiLM(exact.config).to("meta"))
 
 
 def test_words_are_read_once_and_again_when_the_weights_change(monkeypatch):
@@ -533,7 +534,7 @@ def test_the_digest_is_that_of_all_that_makes_the_vectors():
         next(changed.bilm.layers[1].parameters()).view(-1)[0] += 1
     other = copy.deepcopy(changed)
     for model in (rounded := tiny()), changed:
-        model.bilm.quantize()
+        model.bilm = quantized(model.bilm)
     different = [
         tiny(),
         tiny().double(),
@@ -548,5 +549,5 @@ def test_the_digest_is_that_of_all_that_makes_the_vectors():
     assert len({model.digest() for model in different}) == len(different)
     assert tiny().digest() == tiny().digest() == tiny(num_mixes=2).digest()
     again = tiny()
-    again.bilm.quantize()
+    again.bilm = quantized(again.bilm)
     assert again.digest() == rounded.digest()

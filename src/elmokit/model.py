@@ -26,6 +26,7 @@ from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.views import Layers, view_of
 from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix
+from elmokit.network.int8 import quantized
 from elmokit.storage import folder as model_folder
 from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
@@ -253,7 +254,7 @@ class ELMo(nn.Module):
                     f'quantize is "int8" or None, for a frozen model in float32; here quantize={quantize!r}, '
                     f"dtype={dtype}, freeze={self.freeze}"
                 )
-            self.bilm.quantize()
+            self.bilm = quantized(self.bilm)
         return self
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: model_folder.Storage | None = None) -> None:

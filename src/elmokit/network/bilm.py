@@ -55,9 +55,11 @@ class BiLM(nn.Module):
         config: Sizes and variants.
     """
 
+    is_int8 = False  # True for the result of `int8.quantized`
+
     def __init__(self, config: BiLMConfig) -> None:
         super().__init__()
-        self.config, self.is_int8, self._digest_before_int8 = config, False, ""
+        self.config = config
         self.word_ids = word_ids_of_sizes(config)
         self.char_encoder: CharacterEncoder | None = None
         self.lexicon_encoder: LexiconEncoder | None = None
@@ -105,30 +107,11 @@ class BiLM(nn.Module):
 
     def digest(self) -> str:
         """The SHA-256 of the sizes and of the weights as they are, on any device."""
-        if self.is_int8:
-            return hashlib.sha256(f"{self._digest_before_int8} as int8".encode()).hexdigest()
         digest = hashlib.sha256(json.dumps(to_mapping(self.config), sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
-
-    def quantize(self) -> None:
-        """Round the weights of all products to int8, for inference on a CPU; characters and biases stay as they are.
-
-        The model is smaller and faster then, and can no longer be trained or saved.
-        """
-        if next(self.parameters()).device.type != "cpu":
-            raise ValueError("int8 weights run on a CPU: leave quantize unset, or use device='cpu'")
-        self._digest_before_int8 = self.digest()  # what is rounded is packed, and can be read no more
-        for layer in self.layers:
-            assert isinstance(layer, ProjectedLSTM)
-            layer.quantize()
-        for encoder in (self.char_encoder, self.lexicon_encoder):
-            if encoder is not None:
-                encoder.quantize()
-        self.requires_grad_(False)
-        self.is_int8 = True
 
     # ---- words -> context-free vectors -------------------------------------------------------------------------------
 

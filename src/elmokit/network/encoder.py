@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elmokit.network.devices import to_device
-from elmokit.network.int8 import Int8Linear
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
 WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # the windows of this many words stay in a CPU's cache, or fill a GPU
@@ -151,14 +150,6 @@ class CharacterEncoder(nn.Module):
         used = (char_ids != self.shifted_pad).any(dim=0).nonzero()
         longest = int(used[-1]) + 1 if len(used) else 0
         return char_ids[:, : min(char_ids.shape[1], longest + self.widest)]
-
-    def quantize(self) -> None:
-        """Keep the matrices of highways and projection as int8 alone."""
-        for highway in self.highways:
-            assert isinstance(highway, Highway)
-            highway.transform, highway.carry = map(Int8Linear, (highway.transform, highway.carry))
-        if self.projection is not None:
-            self.projection = Int8Linear(self.projection)
 
 
 # ---- the maximum of each filter over the positions of a word ---------------------------------------------------------
@@ -317,12 +308,6 @@ class LexiconEncoder(nn.Module):
             parts.append(self.spelling(ids[:, 1:]))  # (N, F)
         vectors: Tensor = self.projection(torch.cat(parts, dim=-1))
         return vectors
-
-    def quantize(self) -> None:
-        """Keep the matrices of all products as int8 alone."""
-        if self.spelling is not None:
-            self.spelling.quantize()
-        self.projection = Int8Linear(self.projection)
 
 
 def init_linear(linear: nn.Linear, *, bias: float = 0.0) -> nn.Linear:

@@ -1,6 +1,6 @@
 """One layer of the biLM: an LSTM with projection and clips, in both directions.
 
-Enters: vectors (D, T, B, P), lengths (B,) and the state.  Leaves: vectors (D, T, B, P) and the state.
+Input: vectors (D, T, B, P), lengths (B,) and the state.  Output: vectors (D, T, B, P) and the state.
 
 Legend of shapes: D = 2 directions, T tokens, B sentences, P projection, C cells.
 """
@@ -14,23 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from elmokit import kernels
-from elmokit.kernels import LSTMState, LSTMWeights, cpu
+from elmokit.kernels import LSTMState, LSTMWeights
 
-GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # elements of the hoisted input product that one kernel call may hold
+GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # gates of all steps, rows and directions in one call of an engine
+
+RunLSTM = Callable[[Tensor, Tensor, LSTMState], tuple[Tensor, LSTMState]]
+"""An engine's `lstm` with its weights and clips: inputs (D, T, B, P), lengths (D, B), state -> outputs, state."""
 
 
 class ProjectedLSTM(nn.Module):
-    """One layer of LSTM with projection and clips, both directions, each with weights of its own."""
+    """One layer of LSTM with projection and clips, both directions, each with its own weights."""
 
     def __init__(self, *, projection_dim: int, cell_dim: int, cell_clip: float | None, proj_clip: float | None) -> None:
         super().__init__()
         self.cell_clip, self.proj_clip = cell_clip, proj_clip
-        self.int8: cpu.Int8Weights | None = None
         self.input_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
         self.recurrent_weight = nn.Parameter(torch.empty(2, projection_dim, 4 * cell_dim))
         self.bias = nn.Parameter(torch.zeros(2, 4 * cell_dim))
         self.projection = nn.Parameter(torch.empty(2, cell_dim, projection_dim))
-        # Glorot over the joined [input; recurrent] matrix, as TensorFlow saw it
+        # Glorot over the joined [input; recurrent] matrix, as in TensorFlow
         bound = math.sqrt(6.0 / (2 * projection_dim + 4 * cell_dim))
         nn.init.uniform_(self.input_weight, -bound, bound)
         nn.init.uniform_(self.recurrent_weight, -bound, bound)
@@ -38,37 +40,56 @@ class ProjectedLSTM(nn.Module):
         nn.init.uniform_(self.projection, -bound, bound)
 
     def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        """inputs (D, T, B, P), lengths (B,) -> outputs (D, T, B, P), state.
+        """Run the layer over sentences.
 
-        A long document goes through in blocks of steps, the state carried, so that memory does not grow with the gates
-        of all its steps; the backward direction takes its blocks from the end.
+        Args:
+            inputs: (D, T, B, P) vectors of tokens.
+            lengths: (B,) number of tokens of each sentence.
+            state: State before the first token of each direction.
+
+        Returns:
+            Outputs (D, T, B, P), zero after the end of a sentence, and the state after the last token.
         """
-        run: Callable[..., tuple[Tensor, LSTMState]] = cpu.lstm if self.int8 else kernels.choose(inputs).lstm
-        weights = self.int8 or self._weights()
-        steps, rows = inputs.shape[1:3]
-        gates_per_step = max(1, rows * self.bias.numel())
-        block = max(1, GATES_AT_ONCE.get(inputs.device.type, GATES_AT_ONCE["cpu"]) // gates_per_step)
-        forward, backward = [], []
-        for begin in range(0, max(steps, 1), block):
-            end = min(begin + block, steps)
-            if end - begin == steps:
-                part, part_lengths = inputs, lengths.expand(2, -1)
-            else:
-                part = torch.stack([inputs[0, begin:end], inputs[1, steps - end : steps - begin]])
-                starts = torch.tensor([[begin], [steps - end]], device=lengths.device)
-                part_lengths = (lengths - starts).clamp(0, end - begin)  # (D, B)
-            outputs, state = run(part, part_lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
-            if end - begin == steps:
-                return outputs, state
-            forward.append(outputs[0])
-            backward.append(outputs[1])
-        return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state
+        engine, weights = kernels.choose(inputs), self.weights()
 
-    def _weights(self) -> LSTMWeights:
+        def run(inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+            return engine.lstm(inputs, lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
+
+        return run_in_blocks(run, inputs, lengths, state, num_gates=self.bias.numel())
+
+    def weights(self) -> LSTMWeights:
+        """The parameters, as the engines take them."""
         return LSTMWeights(self.input_weight, self.recurrent_weight, self.bias, self.projection)
 
-    def quantize(self) -> None:
-        """Keep the matrices as int8 alone."""
-        self.int8 = cpu.quantize(self._weights())
-        for name in ("input_weight", "recurrent_weight", "projection"):
-            setattr(self, name, nn.Parameter(torch.empty(0), requires_grad=False))
+
+def run_in_blocks(
+    run: RunLSTM, inputs: Tensor, lengths: Tensor, state: LSTMState, *, num_gates: int
+) -> tuple[Tensor, LSTMState]:
+    """Run a layer over long documents in blocks of steps, which bounds the memory of the gates.
+
+    The state is carried from block to block.  The backward direction takes its blocks from the end.
+
+    Args:
+        run: Runs the layer over one block.
+        inputs: (D, T, B, P) vectors of tokens.
+        lengths: (B,) number of tokens of each sentence.
+        state: State before the first token of each direction.
+        num_gates: Number of gates per row and step, both directions: 8C.
+
+    Returns:
+        Outputs (D, T, B, P) and the state after the last token.
+    """
+    num_steps, num_rows = inputs.shape[1:3]
+    gates_at_once = GATES_AT_ONCE.get(inputs.device.type, GATES_AT_ONCE["cpu"])
+    block = max(1, gates_at_once // max(1, num_rows * num_gates))
+    if num_steps <= block:
+        return run(inputs, lengths.expand(2, -1), state)
+    forward, backward = [], []
+    for begin in range(0, num_steps, block):
+        end = min(begin + block, num_steps)
+        part = torch.stack([inputs[0, begin:end], inputs[1, num_steps - end : num_steps - begin]])
+        starts = torch.tensor([[begin], [num_steps - end]], device=lengths.device)
+        outputs, state = run(part, (lengths - starts).clamp(0, end - begin), state)  # lengths (D, B)
+        forward.append(outputs[0])
+        backward.append(outputs[1])
+    return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state
