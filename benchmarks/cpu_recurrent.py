@@ -1,11 +1,10 @@
-"""The recurrent stack on CPU cores against its own matrix products, and against the eager engine.
+"""The LSTM layers on CPU cores, compared with their matrix products and with the eager engine.
 
-Prints one row for each size and batch: milliseconds of one layer of both directions, tokens/s of a two-layer stack, and
-the share of the products' speed that is reached.  The ceiling is the time of exactly the products that the layer needs
-(input product of all steps, recurrent product and projection of each step), each in the faster of torch.mm and oneDNN's
-packed form, weights and results in memory, nothing else.  All candidates run interleaved; minima are compared, because
-other programs on the machine only ever add time; on a busy machine `--cpu-time` counts the processor's seconds, shared
-out over the threads, instead of the clock's.
+Prints one row per size and batch: milliseconds of one layer, both directions; tokens/s of two layers; and the fraction
+of the speed of the products.  The ceiling is the time of the products of a layer only (input product of all steps,
+recurrent product and projection of each step), by torch.mm or in oneDNN's packed form, whichever is faster.
+The candidates take turns and minima are compared, because other programs on the machine only add time.  On a busy
+machine use `--cpu-time`: it counts processor time, divided by the number of threads.
 
     python benchmarks/cpu_recurrent.py [--threads 2] [--steps 25] [--repeats 7] [--cpu-time] [--json out.json]
 """
@@ -32,9 +31,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 64])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
-    parser.add_argument("--eager", action="store_true", help="also time the eager engine")
-    parser.add_argument("--cpu-time", action="store_true", help="count processor time: for a busy machine")
-    parser.add_argument("--json", help="write the rows here")
+    parser.add_argument("--eager", action="store_true", help="Also time the eager engine.")
+    parser.add_argument("--cpu-time", action="store_true", help="Count processor time instead of wall-clock time.")
+    parser.add_argument("--json", help="File for the rows, as JSON.")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows = [
@@ -87,10 +86,10 @@ def measure(size: str, batch: int, *, steps: int, repeats: int, with_eager: bool
 
 
 def ceilings(inputs: torch.Tensor, weights: LSTMWeights) -> dict[str, Callable[[], object]]:
-    """The products of one layer, both directions, side by side as the engine runs them."""
+    """The products of one layer, both directions at the same time, as the engine runs them."""
     steps, batch, width = inputs.shape[1:]
     cells = weights.projection.shape[1]
-    hidden, y = torch.randn(batch, width), torch.randn(batch, cells)
+    hidden, cell_output = torch.randn(batch, width), torch.randn(batch, cells)
 
     def plain(d: int) -> None:
         rows, w = inputs[d].reshape(-1, width), [weight[d] for weight in weights]
@@ -99,7 +98,7 @@ def ceilings(inputs: torch.Tensor, weights: LSTMWeights) -> dict[str, Callable[[
             torch.mm(block, w[0])
         for _ in range(steps):
             torch.mm(hidden, w[1], out=gates)
-            torch.mm(y, w[3], out=projected)
+            torch.mm(cell_output, w[3], out=projected)
 
     def packed(d: int) -> None:
         layer = cpu.layer_of(weights, d)
@@ -107,7 +106,7 @@ def ceilings(inputs: torch.Tensor, weights: LSTMWeights) -> dict[str, Callable[[
             layer.input.product(block)
         for _ in range(steps):
             layer.recurrent.product(hidden)
-            layer.projection.product(y)
+            layer.projection.product(cell_output)
 
     return {
         "plain products": lambda: cpu.in_parallel(plain, 2),
@@ -122,7 +121,7 @@ def processor_clock() -> float:
 def interleaved(
     candidates: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Seconds of the fastest run of each, taken in turns."""
+    """Seconds of the fastest run of each candidate; the candidates take turns."""
     best = dict.fromkeys(candidates, float("inf"))
     for turn in range(repeats + 1):
         for name, call in candidates.items():

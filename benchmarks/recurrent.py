@@ -1,10 +1,10 @@
-"""The recurrent stack on a GPU, side by side in one run: this package's engines, cuDNN, and the matrix-product ceiling.
+"""The LSTM layers on a GPU, compared in one run: elmokit's engines, cuDNN, and the speed of one large product.
 
     python benchmarks/recurrent.py [--sizes original small] [--rounds 5] [--json FILE]
 
-Two layers, two directions, clips at 3 (cuDNN cannot clip), every row of full length.  Contenders take turns in every
-round; a figure is the median over rounds of the time of a call, calls back to back, as a stream of batches has them.
-cuDNN is `torch.nn.LSTM(proj_size=...)`, one stack per direction, one after the other or on two streams, the faster.
+Two layers, two directions, clips at 3 (cuDNN cannot clip), all rows of full length.  The contenders take turns in every
+round.  A time is the median over rounds; calls follow each other without a pause, as in a stream of batches.
+cuDNN is `torch.nn.LSTM(proj_size=...)`, one per direction, one after the other or on two streams, whichever is faster.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Call = Callable[[], Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rows", nargs="+", type=int, help="only these numbers of rows")
+    parser.add_argument("--rows", nargs="+", type=int, help="Only these numbers of rows.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("no CUDA device here: this benchmark compares GPU engines")
+        raise SystemExit("this benchmark needs a CUDA device")
     results = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16")
     print(f"{'size':9}{'pass':10}{'rows':>5} | {'ours':>9}{'eager':>9}{'cuDNN':>9} M tokens/s | of cuDNN | of ceiling")
@@ -49,8 +49,8 @@ def main() -> None:
                 results.append(result)
                 print(line(result), flush=True)
     if options.json:
-        found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def line(result: dict[str, Any]) -> str:
@@ -111,7 +111,7 @@ def weights(cells: int, width: int, training: bool) -> LSTMWeights:
 
 
 def run(engine: Any, x: Tensor, layers: list[LSTMWeights], training: bool) -> Any:
-    """What `BiLM.contextualize` does with its layers."""
+    """The pass over the layers as in `BiLM`."""
     steps, rows, width = x.shape
     cells = layers[0].projection.shape[1]
     lengths = torch.full((DIRECTIONS, rows), steps, device=x.device, dtype=torch.int32)
@@ -143,9 +143,9 @@ def run_cudnn_on_streams(stacks: list[nn.LSTM], x: Tensor, training: bool) -> No
 
 
 def take_turns(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Median seconds of one call, contenders in turn; as many calls at a time as make a tenth of a second.
+    """Median seconds per call; the contenders take turns of about a tenth of a second.
 
-    A shorter sample would measure the clock that the contender before it left behind.
+    A shorter turn would depend on the clock frequency that the contender before it has left.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     counts = {}

@@ -31,7 +31,7 @@ from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.network import OutputLayer
 from elmokit.text import tokenize
 
-PROGRAM = "from elmokit.cli_serve import serve; serve()"
+PROGRAM = "from elmokit.cli.serve import serve; serve()"
 
 
 # ---- a server, a client ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`elmokit bench`: what is compared, and that figures follow from times. No test looks at a time."""
+"""`elmokit bench`: what is compared, and how speeds follow from times. No test depends on a measured time."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_text_is_read_from_a_file_or_made_by_zipfs_law(tmp_path):
     path.write_text("One sentence.\n\nAnother one.\nA third.\n")
     assert bench.read_sentences(path, 2) == [["One", "sentence", "."], ["Another", "one", "."]]
     path.write_text("\n\n")
-    with pytest.raises(ValueError, match="no sentence in it"):
+    with pytest.raises(ValueError, match="contains no sentence"):
         bench.read_sentences(path, 2)
     made = bench.read_sentences(None, 300)
     words = [word for sentence in made for word in sentence]
@@ -74,7 +74,7 @@ def test_text_is_read_from_a_file_or_made_by_zipfs_law(tmp_path):
 
 
 def test_an_unknown_size_is_named():
-    with pytest.raises(ValueError, match="size 'huge' is none of small, medium, original"):
+    with pytest.raises(ValueError, match="unknown size 'huge': choose from small, medium, original"):
         bench.measure(["huge"], device="cpu")
 
 
