@@ -5,7 +5,7 @@
 
 `embed` writes the vectors of a corpus.  `compare` puts the first rows into each store and asks for rows that are not
 among them; each store is built in a process of its own and searched, one query at a time on one thread, in another.  It
-prints recall@10 against exact search in float32, seconds to build, milliseconds a query, bytes on disk, and memory.
+prints recall@10 against exact search in float32, seconds to build, milliseconds per query, bytes on disk, and memory.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Lance:
 
 
 class FromFile:
-    """Stands in for a model: a sentence is the numbers of some rows, and these rows are its vectors."""
+    """Replaces a model: a sentence is the numbers of some rows, and these rows are its vectors."""
 
     state, bilm = "stateless", SimpleNamespace(parameters=lambda: [])
 
@@ -187,7 +187,7 @@ STORES: dict[str, Any] = {
 
 
 def memory() -> dict[str, int]:
-    """MB of this process: the most it ever had, and what it has now apart from mapped files."""
+    """MB of this process: its peak, and its current memory without mapped files."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(status[field].split()[0]) // 1024 for name, field in [("peak", "VmHWM"), ("own", "RssAnon")]}
 
@@ -219,19 +219,19 @@ def run_step(step: str, name: str, path: Path, num_rows: int, num_queries: int, 
     wanted = np.load(folder.parent / "exact.npy")
     search = STORES[name].open(folder, vectors.shape[1])
     opened = time.perf_counter() - begin
-    found, seconds = [], []
+    results, seconds = [], []
     for number in range(2):  # the first round brings the files into memory
-        found, seconds = [], []
+        results, seconds = [], []
         for query in queries:
             start = time.perf_counter()
-            found.append(search(query))
+            results.append(search(query))
             seconds.append(time.perf_counter() - start)
         if number == 0:
             first = 1000 * float(np.median(seconds))
     recall = np.mean(
-        [len(set(map(int, got)) & set(map(int, best))) / K for got, best in zip(found, wanted, strict=True)]
+        [len(set(map(int, got)) & set(map(int, best))) / K for got, best in zip(results, wanted, strict=True)]
     )
-    p50, p99 = (1000 * float(np.percentile(seconds, share)) for share in (50, 99))
+    p50, p99 = (1000 * float(np.percentile(seconds, percent)) for percent in (50, 99))
     return {"recall": float(recall), "p50": p50, "p99": p99, "first_p50": first, "open": opened, **memory()}
 
 
@@ -250,12 +250,12 @@ def compare(arguments: argparse.Namespace) -> None:
             folder.mkdir()
             built = child("build", name, folder)
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            found = child("search", name, folder)
+            result = child("search", name, folder)
             print(
-                f"{name:16s} recall@10 {found['recall']:.4f}  p50 {found['p50']:.2f} ms (first time "
-                f"{found['first_p50']:.2f}), p99 {found['p99']:.2f} ms  built in {built['seconds']:.0f} s, "
-                f"peak {built['peak']:,} MB  on disk {size / arguments.rows:,.0f} bytes a row  searching: opened in "
-                f"{found['open']:.2f} s, {found['own']:,} MB of its own, {found['peak']:,} MB with mapped files",
+                f"{name:16s} recall@10 {result['recall']:.4f}  p50 {result['p50']:.2f} ms (first time "
+                f"{result['first_p50']:.2f}), p99 {result['p99']:.2f} ms  built in {built['seconds']:.0f} s, "
+                f"peak {built['peak']:,} MB  on disk {size / arguments.rows:,.0f} bytes per row  searching: opened in "
+                f"{result['open']:.2f} s, {result['own']:,} MB of its own, {result['peak']:,} MB with mapped files",
                 flush=True,
             )
 
@@ -271,10 +271,10 @@ def embed(arguments: argparse.Namespace) -> None:
     for block in read_blocks(find_files(arguments.corpus), None):
         lines = list(sentences(block.content, tokenized=False)[0])
         for begin in range(0, len(lines), 1000):
-            for found in model.embed(lines[begin : begin + 1000], layers=arguments.layer):
-                found = found[: arguments.rows - done]
-                vectors[done : done + len(found)] = found
-                done += len(found)
+            for embedded in model.embed(lines[begin : begin + 1000], layers=arguments.layer):
+                embedded = embedded[: arguments.rows - done]
+                vectors[done : done + len(embedded)] = embedded
+                done += len(embedded)
             print(f"\r{done:,} words", end="", file=sys.stderr)
             if done == arguments.rows:
                 return

@@ -1,4 +1,4 @@
-"""Published sizes with random weights: LSTM layers and whole model, side by side, tokens/s and ratios.
+"""Published sizes with random weights: tokens/s of the LSTM layers and of the complete model, with ratios.
 
     python benchmarks/inference.py [the options of `elmokit bench`]
 

@@ -1,10 +1,10 @@
-"""ONNX Runtime beside our CPU engine: the same ids, the same threads, tokens/s and their ratio.
+"""ONNX Runtime compared with the CPU engine: the same ids, the same threads, tokens/s and their ratio.
 
     python benchmarks/onnx_runtime.py [--model MODEL] [--size small] [--text FILE] [--rows 1] [--rows 32] [--threads 1]
 
-Without --model and --size it is the embedded model; a --size has random weights.  Both read the ids of one batch at a
-time (padding and all) and give all layers: our side is `BiLM.forward`, without the cache of words that `ELMo.embed`
-has.  They take turns in every round and medians are compared; both are first checked to agree within 1e-5.
+The default is the embedded model; --size uses random weights.  Both read the ids of one batch at a time, with padding,
+and compute all layers: elmokit by `BiLM.forward`, without the cache of words in `ELMo.embed`.  They take turns in every
+round and medians are compared.  Before that, their results are checked to agree within 1e-5.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from elmokit.integrations.onnx import export_onnx
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a folder or a name; by default the embedded model")
-    parser.add_argument("--size", choices=SIZES, help="random weights of a published size instead")
-    parser.add_argument("--text", type=Path, help="one sentence a line; without it words by Zipf's law")
+    parser.add_argument("--model", help="Folder or name; by default the embedded model.")
+    parser.add_argument("--size", choices=SIZES, help="Random weights of a published size instead.")
+    parser.add_argument("--text", type=Path, help="File with one sentence per line; by default words by Zipf's law.")
     parser.add_argument("--sentences", type=int, default=128)
-    parser.add_argument("--rows", type=int, action="append", help="sentences at a time; 1 and 32 by default")
+    parser.add_argument("--rows", type=int, action="append", help="Number of sentences per batch; by default 1 and 32.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["float32", "float16", "int8"], default="float32")

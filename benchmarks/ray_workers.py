@@ -3,9 +3,9 @@
     python benchmarks/ray_workers.py TEXT... [--tokens 200000] [--rounds 2] [--model MODEL] [--store-mb 300]
 
 Embeds the first lines of the text with one worker and with two, in turns, and prints tokens/s of each and their ratio.
-The clock runs from the first blocks to the last (a worker needs seconds to start, once, whatever the corpus); the
-seconds of the whole run stand beside it.  Two workers need two free cores.  Where others use the machine, its load
-(printed too) decides, and tokens for a second of the workers' CPU time say what free cores would give.
+Time is measured from the first blocks to the last, because a worker needs seconds to start, once, for any corpus; the
+seconds of the complete run are printed too.  Two workers need two free cores.  On a busy machine the ratio depends on
+the load, which is printed; tokens per second of the workers' CPU time show the speed on free cores.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from elmokit.integrations import ray as corpus
 from elmokit.text import tokenize
 from elmokit.vector_files import VectorFile
 
-NUM_BLOCKS = 32  # few would let a worker stand idle while the other ends the last one
+NUM_BLOCKS = 32  # with few blocks one worker is idle while the other finishes the last one
 
 
 def take(paths: list[str], num_tokens: int, target: Path) -> int:
-    """Write so many tokens of the text, a sentence a line; how many they are."""
+    """Write about `num_tokens` tokens of the text, one sentence per line; returns their number."""
     lines = chain.from_iterable(
         sentences(block.content, tokenized=True)[0] for block in read_blocks(find_files(paths), None)
     )
@@ -56,11 +56,11 @@ class Run:
     """What a run cost between its first blocks and its last."""
 
     rate: float
-    """Tokens a second."""
+    """Tokens per second."""
     cpu_rate: float
-    """Tokens a second of the workers' CPU time."""
+    """Tokens per second of the workers' CPU time."""
     seconds: float
-    """The whole run, with the start of the workers."""
+    """The complete run, including the start of the workers."""
 
 
 def cpu_seconds(known: dict[int, float]) -> float:
@@ -86,8 +86,8 @@ def measure(text: Path, num_tokens: int, model: ELMo, concurrency: int) -> Run:
         )
         seconds = time.perf_counter() - begin
     # the first blocks of a worker wait for its start, and for most words' first vectors
-    (share, first, cpu_before), (_, last, cpu_after) = seen[2 * concurrency - 1], seen[-1]
-    tokens = num_tokens * (1 - share)
+    (fraction, first, cpu_before), (_, last, cpu_after) = seen[2 * concurrency - 1], seen[-1]
+    tokens = num_tokens * (1 - fraction)
     return Run(tokens / (last - first), tokens / (cpu_after - cpu_before), seconds)
 
 

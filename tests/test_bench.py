@@ -48,8 +48,8 @@ def test_medians_of_turns_are_compared(monkeypatch):
     ticks = iter([0, 1, 0, 1, 0, 2, 0, 20, 0, 9, 0, 30, 0, 3, 0, 10])
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(ticks))
     calls = []
-    found = bench.take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3, "cpu")
-    assert found == {"a": 3, "b": 20}
+    medians = bench.take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3, "cpu")
+    assert medians == {"a": 3, "b": 20}
     assert calls == ["a", "a", "b", "b", "a", "b", "a", "b", "a", "b"]
 
 

@@ -105,7 +105,7 @@ def gradients(engine, inputs, lengths, weights, state, clips) -> list[Tensor]:
     )
     slope = torch.linspace(-1, 1, outputs.numel()).view_as(outputs)
     ((outputs * slope).sum() + last.hidden.square().sum() + last.cell.sin().sum()).backward()
-    # over no steps eager touches no weight, and leaves no gradient instead of zeros
+    # without steps eager uses no weight, and its gradient is None instead of zeros
     return [outputs.detach(), *(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)]
 
 
@@ -283,12 +283,12 @@ def test_int8_products_stay_close_to_float_ones_token_by_token(threads):
     with torch.no_grad():
         theirs, _ = eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
         ours, _ = cpu.lstm(inputs, lengths, cpu.quantize(weights), state, cell_clip=3.0, proj_clip=3.0)
-    live = theirs.abs().sum(dim=-1) > 0
-    cosine = torch.cosine_similarity(ours[live], theirs[live], dim=-1)
-    assert live.any()
+    active = theirs.abs().sum(dim=-1) > 0
+    cosine = torch.cosine_similarity(ours[active], theirs[active], dim=-1)
+    assert active.any()
     assert cosine.min() > 0.999
     assert not torch.equal(ours, theirs)
-    assert not ours[~live].any()
+    assert not ours[~active].any()
 
 
 def test_an_int8_product_is_off_by_no_more_than_its_rounding():

@@ -199,7 +199,7 @@ def test_the_compiler_knows_the_shapes_without_running_anything(save: bool) -> N
         (Plan(Tile(16, 32, 64, 4, 2), Tile(16, 64, 64, 4, 2), 1), 18, 64, 64, 0.6),
         (Plan(Tile(32, 64, 64, 4, 2), Tile(16, 64, 64, 4, 2), 2, looped=False), 18, 20, 70, None),
     ],
-    ids=["hoisted", "whole sums", "phase by phase, odd sizes, no clips"],
+    ids=["hoisted", "complete sums", "phase by phase, odd sizes, no clips"],
 )
 def test_the_kernels_agree_with_eager(
     monkeypatch: pytest.MonkeyPatch,
@@ -255,10 +255,10 @@ def test_half_precision_on_the_gpu_points_where_eager_points(dtype: torch.dtype,
     expected, expected_grads = run(eager, *layer, torch.float64, 1.0)
     results, grads = run(cuda, *layer, dtype, 1.0)
     outputs, wanted = results[0].double(), expected[0]
-    live = wanted.abs().sum(dim=-1) > 0
-    assert torch.equal(outputs.abs().sum(dim=-1) > 0, live)
-    assert float(torch.cosine_similarity(outputs, wanted, dim=-1)[live].min()) > 0.9995
-    # near a clip a rounded value may fall on the other side of it, and its gradient comes or goes as a whole
+    active = wanted.abs().sum(dim=-1) > 0
+    assert torch.equal(outputs.abs().sum(dim=-1) > 0, active)
+    assert float(torch.cosine_similarity(outputs, wanted, dim=-1)[active].min()) > 0.9995
+    # a rounded value near a clip may be on its other side, and then its gradient is zero, or is not
     bound = 0.1 if dtype == torch.bfloat16 else 0.05
     assert all(relative(a, b) < bound for a, b in zip(grads, expected_grads, strict=True))
 
@@ -273,8 +273,8 @@ def test_one_launch_and_a_launch_for_each_phase_give_the_same_bits_every_time(
     first = run(cuda, *layer, torch.bfloat16, 1.0)
     again = run(cuda, *layer, torch.bfloat16, 1.0)
     monkeypatch.setattr(launch, "can_cooperate", lambda: False)
-    apart = run(cuda, *layer, torch.bfloat16, 1.0)
-    for other in (again, apart):
+    separate = run(cuda, *layer, torch.bfloat16, 1.0)
+    for other in (again, separate):
         assert all(torch.equal(a, b) for a, b in zip(first[0] + first[1], other[0] + other[1], strict=True))
 
 

@@ -35,8 +35,8 @@ def test_the_fused_gradient_equals_the_plain_one(device, num_tokens, num_columns
     weights = torch.arange(num_tokens, device=device).remainder(3).float()
     exact = scores.double()
     wanted = losses.softmax_gradient_(exact, bias.double(), targets, extra.double(), weights.double())
-    found = softmax.softmax_gradient_(scores, bias, targets, extra, weights)
-    for got, want in zip(found, wanted, strict=True):
+    results = softmax.softmax_gradient_(scores, bias, targets, extra, weights)
+    for got, want in zip(results, wanted, strict=True):
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     torch.testing.assert_close(scores.double(), exact, atol=tolerance, rtol=tolerance)

@@ -1,4 +1,4 @@
-"""The forward and the backward loop of one layer by a given plan: buffers, launches, products over all steps.
+"""The forward and the backward loop of one layer according to a plan: buffers, launches, products over all steps.
 
 Input: inputs and prepared weights.  Output: outputs and state; or gradients.
 
