@@ -6,8 +6,6 @@ Input: sentences, as strings or token lists, or ids inside a user's own network.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import BiLMConfig
+from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
@@ -107,7 +106,7 @@ class ELMo(nn.Module):
         self.vocabulary = vocabulary
         self.lexicon = lexicon
         self.tokenizer = Tokenizer(tokenizer)
-        self.freeze, self.layer_norm, self.keep_boundaries, self.state = freeze, layer_norm, keep_boundaries, state
+        self.freeze, self.layer_norm, self.keep_boundaries = freeze, layer_norm, keep_boundaries
         for module in (bilm, output_layer):
             if module is not None:
                 module.requires_grad_(not freeze)
@@ -585,13 +584,22 @@ class ELMo(nn.Module):
         return next(self.bilm.parameters()).device
 
     @property
+    def state(self) -> StateRule:
+        """ "stateless", or "carry": each row of a batch starts where the same row of the batch before it ended."""
+        return self._runner.state
+
+    @state.setter
+    def state(self, rule: StateRule) -> None:
+        self._runner.state = rule
+
+    @property
     def reads_words(self) -> bool:
         """True for a word-level model, whose words are rows of a table: an unknown word is <UNK> to it."""
         return self.bilm.config.num_words is not None
 
     def digest(self) -> str:
         """The SHA-256 of all that makes the vectors: sizes, weights, and the words that are known by number."""
-        return hashlib.sha256(json.dumps([self.bilm.digest(), *self.word_ids.known]).encode()).hexdigest()
+        return sha256_of_json([self.bilm.digest(), *self.word_ids.known])
 
     def _run(
         self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool

@@ -41,12 +41,21 @@ class Runner:
     """
 
     def __init__(self, word_ids: WordIds, tokenizer: Tokenizer, state: StateRule) -> None:
-        if state not in ("stateless", "carry"):
-            raise ValueError(f'state must be "stateless" or "carry", not {state!r}')
         self.word_ids, self.tokenizer, self.state = word_ids, tokenizer, state
         self._words = WordCache(CACHED_WORDS)
         self._carried: BiLMState | None = None
         self._lock = threading.RLock()
+
+    @property
+    def state(self) -> StateRule:
+        """Whether state is carried from batch to batch."""
+        return self._state
+
+    @state.setter
+    def state(self, rule: StateRule) -> None:
+        if rule not in ("stateless", "carry"):
+            raise ValueError(f'state must be "stateless" or "carry", not {rule!r}')
+        self._state: StateRule = rule
 
     def reset_state(self) -> None:
         """Forget the carried state."""
