@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from elmokit.cli import probe as cli_probe
 from elmokit.cli.probe import probe
-from elmokit.datasets.readers import (
+from elmokit.datasets import (
     SenseInstance,
     SenseSentence,
     TaggedSentence,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elmokit.datasets.readers import SenseIndex, SenseInstance, SenseSentence
+from elmokit.datasets import SenseIndex, SenseInstance, SenseSentence
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.datasets.readers import WordPair
+from elmokit.datasets import WordPair
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.senses import SenseTriple

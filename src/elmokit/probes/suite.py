@@ -28,7 +28,7 @@ import torch
 
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
-from elmokit.datasets.readers import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
+from elmokit.datasets import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 from elmokit.files import replacing, sha256_of
 from elmokit.inference.scores import Perplexity
 from elmokit.model import ELMo

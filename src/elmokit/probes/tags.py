@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elmokit.datasets.readers import TaggedSentence
+from elmokit.datasets import TaggedSentence
 from elmokit.model import ELMo
 from elmokit.probes.vectors import Progress, layer_names, sentence_vectors
 

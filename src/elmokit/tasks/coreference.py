@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.datasets import readers
+from elmokit import datasets as readers
 from elmokit.network import to_device
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out, read_tokens

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.datasets import readers
-from elmokit.datasets.readers import LabelledText
+from elmokit import datasets as readers
+from elmokit.datasets import LabelledText
 from elmokit.network import to_device
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Inputs, read_tokens

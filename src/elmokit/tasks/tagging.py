@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.datasets import readers
-from elmokit.datasets.readers import TaggedSentence
+from elmokit import datasets as readers
+from elmokit.datasets import TaggedSentence
 from elmokit.network import to_device
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
