@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
+import task_examples
 import test_coreference
 import test_entailment
 import test_questions
 import test_roles
-import test_tasks
 from test_serve import make_model, serving
 
 from elmokit.index import WordIndex
@@ -68,7 +68,10 @@ def tasks(tmp_path_factory, tiny_elmo):
     """Every task, trained for seconds and loaded from its folder; and one stand-in."""
     folder = tmp_path_factory.mktemp("tasks")
     files = {
-        **{n: test_tasks.write_examples(n, folder / f"{n}{test_tasks.SUFFIX[n]}") for n in ("ner", "pos", "sentiment")},
+        **{
+            n: task_examples.write_examples(n, folder / f"{n}{task_examples.SUFFIX[n]}")
+            for n in ("ner", "pos", "sentiment")
+        },
         "roles": test_roles.write_examples(folder / "roles_conll"),
         "questions": test_questions.write_squad(folder / "questions.json"),
         "coreference": test_coreference.write_documents(folder / "coreference_conll"),

@@ -1,4 +1,4 @@
-"""Coreference and pronouns: the scores against brute force from their definitions, the network against loops."""
+"""Coreference and pronouns: the network against loops, training and use."""
 
 import functools
 import itertools
@@ -11,16 +11,11 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from elmokit.tasks import TASKS, TaskConfig, coreference, load_task, metrics, train
-from elmokit.tasks.coreference import (
-    MAX_WIDTH,
-    CoreferenceDocument,
-    PronounPassage,
-    PronounQuestion,
-    marginal_loss,
-    read_sentences,
-)
+from elmokit.tasks import TASKS, TaskConfig, coreference, load_task, train
+from elmokit.tasks.coreference import CoreferenceDocument
 from elmokit.tasks.settings import load_recipe
+from elmokit.tasks.span_pairs import MAX_WIDTH, embed_documents, marginal_loss
+from elmokit.tasks.texts import read_sentences
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "elmokit" / "recipes" / "tasks"
 COREFERENCE, PRONOUNS = TASKS["coreference"], TASKS["pronouns"]
@@ -110,125 +105,6 @@ def ranker(ranker_folder):
     return load_task(ranker_folder)
 
 
-# ---- the scores ------------------------------------------------------------------------------------------------------
-
-
-def random_clusters(chance: random.Random, mentions: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    clusters: dict[int, list[tuple[int, int]]] = {}
-    for mention in mentions:
-        if chance.random() < 0.8:
-            clusters.setdefault(chance.randrange(4), []).append(mention)
-    return list(clusters.values())
-
-
-def muc_by_partitions(key, response):
-    """Vilain et al.: the parts into which the response cuts each entity of the key; (right, of)."""
-    right = of = 0
-    for entity in key:
-        parts = []
-        left = set(entity)
-        for other in response:
-            if left & set(other):
-                parts.append(left & set(other))
-                left -= set(other)
-        parts += [{mention} for mention in left]
-        right += len(entity) - len(parts)
-        of += len(entity) - 1
-    return right, of
-
-
-def b3_by_mentions(key, response):
-    right, of = 0.0, 0
-    for entity in key:
-        for mention in entity:
-            of += 1
-            other = next((set(other) for other in response if mention in other), set())
-            right += len(set(entity) & other) / len(entity)
-    return right, of
-
-
-def ceaf_by_all_alignments(key, response):
-    short, long = sorted([key, response], key=len)
-    best = 0.0
-    for chosen in itertools.permutations(long, len(short)):
-        pairs = zip(short, chosen, strict=True)
-        best = max(best, sum(2 * len(set(a) & set(b)) / (len(a) + len(b)) for a, b in pairs))
-    return best, len(key)
-
-
-def f1_of(measure, gold, predicted):
-    recalls = [measure(a, b) for a, b in zip(gold, predicted, strict=True)]
-    precisions = [measure(b, a) for a, b in zip(gold, predicted, strict=True)]
-    ratios = []
-    for parts in (recalls, precisions):
-        of = sum(part[1] for part in parts)
-        ratios.append(sum(part[0] for part in parts) / of if of else 0.0)
-    return 2 * ratios[0] * ratios[1] / sum(ratios) if sum(ratios) else 0.0
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_coreference_score_is_brute_force_from_the_definitions(seed):
-    chance = random.Random(seed)
-    mentions = [(at, at + chance.choice([1, 2])) for at in range(chance.randrange(1, 9))]
-    gold, predicted = ([random_clusters(chance, mentions) for _ in range(3)] for _ in range(2))
-    if seed % 4 == 0:
-        predicted[0] = gold[0]
-    expected = {
-        "muc_f1": f1_of(muc_by_partitions, gold, predicted),
-        "b3_f1": f1_of(b3_by_mentions, gold, predicted),
-        "ceafe_f1": f1_of(ceaf_by_all_alignments, gold, predicted),
-    }
-    expected["conll_f1"] = sum(expected.values()) / 3
-    a, b = ({(n, m) for n, doc in enumerate(side) for c in doc for m in c} for side in (gold, predicted))
-    expected["mention_f1"] = 2 * len(a & b) / (len(a) + len(b)) if a or b else 0.0
-    assert metrics.conll_f1(gold, predicted) == pytest.approx(expected)
-
-
-def test_the_published_example_of_b_cubed_and_ceaf():
-    """Luo (2005), figure 1: truth {1-5}, {6, 7}, {8-12}; system response (a) joins the two large entities' parts."""
-    ones, two, three = ([(n, n + 1) for n in numbers] for numbers in (range(1, 6), (6, 7), (8, 9, 10, 11, 12)))
-    scores = metrics.conll_f1([[ones, two, three]], [[ones, [*two, *three]]])
-    assert scores["muc_f1"] == pytest.approx(18 / 19)
-    assert scores["b3_f1"] == pytest.approx(0.865, abs=5e-4)
-    assert scores["ceafe_f1"] == pytest.approx(2 * (1 + 10 / 12) / (3 + 2))
-
-
-def test_no_entities_score_zero_and_unequal_lists_are_refused():
-    assert set(metrics.conll_f1([[]], [[]]).values()) == {0.0}
-    with pytest.raises(ValueError, match="1 gold documents, 0 predicted"):
-        metrics.conll_f1([[]], [])
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_gap_score_counts_both_names_of_each_pronoun(seed):
-    chance = random.Random(seed)
-    pronouns = [chance.choice(["he", "His", "she", "HER", "hers"]) for _ in range(20)]
-    gold = [chance.choice([[True, False], [False, True], [False, False]]) for _ in pronouns]
-    predicted = [chance.choice([row, [True, False], [False, False]]) for row in gold]
-
-    def f1(*wanted):
-        hits = wrong = 0
-        for pronoun, right, guess in zip(pronouns, gold, predicted, strict=True):
-            if pronoun in wanted:
-                hits += sum(a and b for a, b in zip(right, guess, strict=True))
-                wrong += sum(a != b for a, b in zip(right, guess, strict=True))
-        return 2 * hits / (2 * hits + wrong) if hits else 0.0
-
-    scores = metrics.gap_f1(pronouns, gold, predicted)
-    assert scores["f1"] == pytest.approx(f1("he", "His", "she", "HER", "hers"))
-    assert scores["feminine_f1"] == pytest.approx(f1("she", "HER", "hers"))
-    assert scores["masculine_f1"] == pytest.approx(f1("he", "His"))
-    right, of, guessed = (
-        sum(map(sum, rows))
-        for rows in (
-            [[a and b for a, b in zip(*pair, strict=True)] for pair in zip(gold, predicted, strict=True)],
-            gold,
-            predicted,
-        )
-    )
-    assert (scores["precision"], scores["recall"]) == pytest.approx((right / guessed, right / of))
-
-
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
@@ -236,8 +112,8 @@ def test_the_vector_of_a_span_is_that_of_its_ends_its_words_and_its_width(ranker
     """The grid of all spans against one span at a time, from the definition."""
     network = ranker.network.eval()
     documents = COREFERENCE.read(ranker.config.train)
-    embedded, sentences = coreference._embed(network.inputs, documents)
-    tokens = network.spans(embedded, sentences)
+    sentences = [document.sentences for document in documents]
+    tokens = network.spans(embed_documents(network.inputs, sentences), sentences)
     encoder = network.spans
     for number, document in enumerate(documents):
         places = torch.arange(sum(map(len, document.sentences)))
@@ -266,8 +142,7 @@ def test_the_loss_is_the_marginal_log_likelihood_of_the_right_antecedents(ranker
     (document,) = COREFERENCE.read(ranker.config.train)[:1]
     ranking = network._rank([document])
     entity = {mention: number for number, cluster in enumerate(document.clusters) for mention in cluster}
-    embedded, sentences = coreference._embed(network.inputs, [document])
-    tokens = network.spans(embedded, sentences)
+    tokens = network.spans(embed_documents(network.inputs, [document.sentences]), [document.sentences])
     kept = [divmod(span, MAX_WIDTH) for span in ranking.kept[0].tolist()]
     assert len(kept) == math.ceil(coreference.SPANS_PER_TOKEN * 8)
     assert kept == sorted(kept)
@@ -332,8 +207,8 @@ def test_few_antecedents_are_scored_in_full_and_the_coarse_score_chooses_them(ra
     network = ranker.network.eval().requires_grad_(False)
     ranking = network._rank(documents)
     assert ranking.scores.shape[2] == 2
-    embedded, sentences = coreference._embed(network.inputs, documents)
-    tokens = network.spans(embedded, sentences)
+    sentences = [document.sentences for document in documents]
+    tokens = network.spans(embed_documents(network.inputs, sentences), sentences)
     kept = [divmod(span, MAX_WIDTH) for span in ranking.kept[0].tolist()]
     places = torch.tensor([start for start, _ in kept])
     g = network.spans.spans_from(tokens, torch.zeros_like(places), places)[
@@ -454,17 +329,6 @@ def test_without_single_mentions_in_the_data_none_is_predicted(ranker):
     assert not any(ranker.answer(documents))
 
 
-def test_a_passage_is_cut_into_tokens_and_its_words_found_in_them(tmp_path):
-    passages = PRONOUNS.read(str(write_passages(tmp_path / "x.tsv")))
-    for passage, (_, pronoun, a, is_a, b, is_b) in zip(passages, PASSAGES, strict=True):
-        tokens = list(itertools.chain(*passage.sentences))
-        (question,) = passage.questions
-        spans = [question.pronoun, *question.candidates]
-        assert [" ".join(tokens[start:end]) for start, end in spans] == [pronoun, a, b]
-        assert question.refers == [is_a, is_b]
-    assert [len(passage.sentences) for passage in passages] == [1, 1, 2, 1, 2, 2]
-
-
 @pytest.mark.parametrize("name", ["coreference", "pronouns"])
 def test_any_text_has_a_prediction_alone_as_in_a_batch(small, name):
     config = small(name)
@@ -489,19 +353,6 @@ def test_any_text_has_a_prediction_alone_as_in_a_batch(small, name):
                 assert odds[0] == pytest.approx(odds[1], abs=1e-5)
 
 
-def test_text_alone_asks_for_every_pronoun_with_every_name():
-    passage = PRONOUNS.from_text("Perhaps Ada Roe met Tom. Tom said I knew her. When Mr. Max left, he did not see him.")
-    tokens = list(itertools.chain(*passage.sentences))
-    asked = [tokens[question.pronoun[0]] for question in passage.questions]
-    assert asked == ["her", "he", "him"]
-    names = {" ".join(tokens[a:b]) for question in passage.questions for a, b in question.candidates}
-    assert names == {"Ada Roe", "Tom", "Mr. Max"}
-    assert PRONOUNS.from_text("he slept").questions == [PronounQuestion((0, 1), [], [])]
-    assert PRONOUNS.to_json(PronounPassage([["he"]], [PronounQuestion((0, 1), [], [])]), [[]])["pronouns"] == [
-        {"start": 0, "end": 1, "text": "he", "refers_to": None, "candidates": []}
-    ]
-
-
 GAP = {
     "text": "Ada saw Eva",
     "pronoun": "saw",
@@ -516,9 +367,9 @@ GAP = {
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**GAP, "a_offset": 1}, "'Ada' does not stand at 1"),
-        ({**GAP, "b_offset": -3}, "'Eva' does not stand at -3"),
-        ({**GAP, "pronoun": ""}, "'' does not stand"),
+        ({**GAP, "a_offset": 1}, "'Ada' is not at 1"),
+        ({**GAP, "b_offset": -3}, "'Eva' is not at -3"),
+        ({**GAP, "pronoun": ""}, "'' is not at"),
         ({**GAP, "a": 3}, "a is 3, expected one of type str"),
         ({key: value for key, value in GAP.items() if key != "b_offset"}, "b_offset is None"),
         ({"txt": "a"}, "expected a document"),

@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import random
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -116,7 +114,7 @@ def test_a_gold_answer_inside_a_token_is_that_token_and_equal_answers_count_once
 
 def test_an_answer_without_a_token_is_refused_by_file_and_question(tmp_path):
     path = write_squad(tmp_path / "bad.json", [("a  b", [("?", ["  "])])])
-    with pytest.raises(ValueError, match=r"bad\.json, question q0: the answer '  ' holds no token"):
+    with pytest.raises(ValueError, match=r"bad\.json, question q0: the answer '  ' contains no token"):
         QUESTIONS.read(str(path))
     with pytest.raises(ValueError, match=r"nowhere\.json"):
         QUESTIONS.read(str(tmp_path / "nowhere.json"))
@@ -267,7 +265,7 @@ def test_what_is_no_question_is_refused_and_named(given):
 
 @pytest.mark.parametrize("given", [{"context": ["a"], "question": "b"}, {"context": "a", "question": None}])
 def test_a_context_or_question_that_is_no_text_is_refused(given):
-    with pytest.raises(ValueError, match="context and question must both be text"):
+    with pytest.raises(ValueError, match="context and question must both be strings"):
         QUESTIONS.from_text(given)
 
 
@@ -296,79 +294,3 @@ def test_the_published_files_are_read_and_their_answers_are_nearly_always_whole_
         for start, stop in example.spans[:1]
     ]
     assert metrics.answer_scores([example.answers for example in examples], best)["exact_match"] > 0.98
-
-
-# ---- the score -------------------------------------------------------------------------------------------------------
-
-PIECES = [
-    "the",
-    "a",
-    "An",
-    "The",
-    "them",
-    "Cat",
-    "cat",
-    "sat",
-    "U.S.",
-    "1,085",
-    " ",
-    "  ",
-    "-",
-    "'s",
-    "–",
-    "é",
-    "a-b",
-    "!",
-]
-
-
-def normalized_by_the_rules(answer: str) -> str:
-    """SQuAD's published rules, in their order: small letters; no punctuation; no articles; one space between words."""
-    text = "".join(character for character in answer.lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-    runs = ["".join(run) for _, run in itertools.groupby(text, key=lambda character: character.isalnum())]
-    return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
-
-
-def scores_by_the_rules(gold: list[list[str]], predicted: list[str]) -> dict[str, float]:
-    exact, f1 = [], []
-    for answers, guess in zip(gold, predicted, strict=True):
-        exact.append(max(normalized_by_the_rules(guess) == normalized_by_the_rules(answer) for answer in answers))
-        best = 0.0
-        for answer in answers:
-            left, right = normalized_by_the_rules(guess).split(), normalized_by_the_rules(answer).split()
-            remaining, same = Counter(right), 0
-            for word in left:
-                if remaining[word] > 0:
-                    remaining[word] -= 1
-                    same += 1
-            if same:
-                precision, recall = same / len(left), same / len(right)
-                best = max(best, 2 * precision * recall / (precision + recall))
-        f1.append(best)
-    return {"f1": sum(f1) / len(f1), "exact_match": sum(exact) / len(exact)}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_answers_are_scored_by_the_published_rules(seed):
-    chance = random.Random(seed)
-
-    def answer() -> str:
-        return chance.choice(["", " "]).join(chance.choice(PIECES) for _ in range(chance.randrange(6)))
-
-    gold = [[answer() for _ in range(chance.randrange(1, 4))] for _ in range(40)]
-    predicted = [chance.choice([answer(), chance.choice(golds), f"The {golds[0].upper()} ."]) for golds in gold]
-    expected = scores_by_the_rules(gold, predicted)
-    assert metrics.answer_scores(gold, predicted) == pytest.approx(expected)
-    assert 0 < expected["exact_match"] < expected["f1"] + 0.5 < 1.5
-
-
-def test_known_answers_have_known_scores():
-    assert metrics.answer_scores([["The Cat!"]], ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
-    assert metrics.answer_scores([["black cat", "dog"]], ["the cat"]) == {
-        "f1": pytest.approx(2 / 3),
-        "exact_match": 0.0,
-    }
-    assert metrics.answer_scores([["the"]], ["a"]) == {"f1": 0.0, "exact_match": 1.0}  # as v1.1's scorer has it
-    assert metrics.answer_scores([], []) == {"f1": 0.0, "exact_match": 0.0}
-    with pytest.raises(ValueError, match="1 gold answers, 2 predicted"):
-        metrics.answer_scores([["a"]], ["a", "b"])

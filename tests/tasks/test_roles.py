@@ -3,13 +3,12 @@
 import functools
 import itertools
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from elmokit.tasks import TASKS, TaskConfig, load_task, metrics, train
+from elmokit.tasks import TASKS, TaskConfig, load_task, train
 from elmokit.tasks.roles import HighwayLSTM, RolePrediction, RoleSentence
 from elmokit.tasks.settings import load_recipe
 from elmokit.tasks.tagging import spans_of, to_bio
@@ -218,7 +217,7 @@ def test_scores_of_a_sentence_are_the_same_alone_and_in_a_batch(trained):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"text": "Ada wrote", "predicate": 2}, "predicate is 2, expected the place of a token, 0 to 1"),
+        ({"text": "Ada wrote", "predicate": 2}, "predicate is 2, expected the index of a token, 0 to 1"),
         ({"text": "Ada wrote", "predicate": -1}, "predicate is -1"),
         ({"text": "Ada wrote", "predicate": "wrote"}, "predicate is 'wrote'"),
         ({"text": "Ada wrote", "predicate": True}, "predicate is True"),
@@ -243,50 +242,6 @@ def test_the_recipe_trains(small):
     changes = {"elmo": like.elmo, "cache": like.cache, "epochs": 1, "device": "cpu"}
     config = load_recipe(str(RECIPE), {"roles": ROLES.defaults}, {**files, **changes})
     assert 0 <= train(config).score <= 1
-
-
-# ---- the score -------------------------------------------------------------------------------------------------------
-
-
-def arguments_by_definition(spans: list[tuple[str, int, int]]) -> list[tuple[str, frozenset[tuple[int, int]]]]:
-    """Each X with every C-X that stands behind it and before the next X; a C-X that has none before it is an X."""
-    spans = sorted(spans, key=lambda span: span[1])
-    heads = []
-    for place, (label, *_) in enumerate(spans):
-        role = label.removeprefix("C-")
-        earlier = [other for other, *_ in spans[:place] if other in (role, f"C-{role}")]
-        if label == role or not earlier:
-            heads.append((place, role))
-    found = []
-    for place, role in heads:
-        later = [other for other, name in heads if name == role and other > place]
-        stop = later[0] if later else len(spans)
-        pieces = [spans[place], *(span for span in spans[place + 1 : stop] if span[0] == f"C-{role}")]
-        found.append((role, frozenset((start, end) for _, start, end in pieces)))
-    return [argument for argument in found if argument[0] != "V"]
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_role_f1_joins_continued_arguments_and_leaves_out_the_predicate(seed):
-    chance = random.Random(seed)
-    names = ["A0", "A1", "C-A1", "V", "C-V", "R-A0"]
-    gold = [[(chance.choice(names), at, at + 1) for at in range(5) if chance.random() < 0.6] for _ in range(10)]
-    predicted = [
-        [(chance.choice([role, role, chance.choice(names)]), *place) for role, *place in row if chance.random() < 0.9]
-        for row in gold
-    ]
-    a, b = ([(n, x) for n, row in enumerate(side) for x in arguments_by_definition(row)] for side in (gold, predicted))
-    right = sum(argument in b for argument in a)
-    assert len(set(a)) == len(a)
-    precision, recall = right / len(b), right / len(a)
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    assert metrics.role_f1(gold, predicted) == pytest.approx({"f1": f1, "precision": precision, "recall": recall})
-
-
-def test_role_f1_of_nothing_is_zero_and_of_unequal_lists_an_error():
-    assert metrics.role_f1([[]], [[("V", 0, 1)]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
-    with pytest.raises(ValueError, match="1 gold propositions, 0 predicted"):
-        metrics.role_f1([[]], [])
 
 
 def test_predicates_are_scored_by_what_was_found_not_by_what_was_given():

@@ -1,13 +1,12 @@
-"""The scorers of labels and tags, against computations of their own on random answers."""
+"""The scores of the tasks, against independent computations on random answers."""
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
-import torch
 
 from elmokit.tasks import metrics
-from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.tagging import spans_of, to_bio
 
 TAGS = ["O", "B-x", "I-x", "B-y", "I-y"]
@@ -96,76 +95,232 @@ def test_answers_that_do_not_stand_beside_each_other_are_refused(score):
         metrics.accuracy(["a"], [])
 
 
-# ---- the layers that all tasks share ---------------------------------------------------------------------------------
+PIECES = [
+    "the",
+    "a",
+    "An",
+    "The",
+    "them",
+    "Cat",
+    "cat",
+    "sat",
+    "U.S.",
+    "1,085",
+    " ",
+    "  ",
+    "-",
+    "'s",
+    "–",
+    "é",
+    "a-b",
+    "!",
+]
 
 
-def score_of(crf: CRF, emissions: torch.Tensor, path: tuple[int, ...]) -> float:
-    total = crf.first[path[0]] + crf.last[path[-1]] + sum(emissions[time, tag] for time, tag in enumerate(path))
-    return (total + sum(crf.transitions[a, b] for a, b in itertools.pairwise(path))).item()
+def normalized_by_the_rules(answer: str) -> str:
+    """SQuAD's published rules, in their order: small letters; no punctuation; no articles; one space between words."""
+    text = "".join(character for character in answer.lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+    runs = ["".join(run) for _, run in itertools.groupby(text, key=lambda character: character.isalnum())]
+    return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
 
-@pytest.fixture
-def crf_batch():
-    """A CRF with large random scores, and sentences of 4, 1, 0 and 3 tokens."""
-    torch.manual_seed(5)
-    crf = CRF(len(TAGS), **dict(zip(("allowed", "allowed_first"), bio_rules(TAGS), strict=True))).double()
-    for parameter in crf.parameters():
-        torch.nn.init.normal_(parameter)
-    lengths = [4, 1, 0, 3]
-    mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(1)
-    return crf, torch.randn(4, 4, len(TAGS), dtype=torch.float64), mask, lengths
+def scores_by_the_rules(gold: list[list[str]], predicted: list[str]) -> dict[str, float]:
+    exact, f1 = [], []
+    for answers, guess in zip(gold, predicted, strict=True):
+        exact.append(max(normalized_by_the_rules(guess) == normalized_by_the_rules(answer) for answer in answers))
+        best = 0.0
+        for answer in answers:
+            left, right = normalized_by_the_rules(guess).split(), normalized_by_the_rules(answer).split()
+            remaining, same = Counter(right), 0
+            for word in left:
+                if remaining[word] > 0:
+                    remaining[word] -= 1
+                    same += 1
+            if same:
+                precision, recall = same / len(left), same / len(right)
+                best = max(best, 2 * precision * recall / (precision + recall))
+        f1.append(best)
+    return {"f1": sum(f1) / len(f1), "exact_match": sum(exact) / len(exact)}
 
 
-def test_the_crf_weighs_every_tag_sequence_as_enumeration_does(crf_batch):
-    crf, emissions, mask, lengths = crf_batch
-    tags = torch.randint(len(TAGS), (4, 4), generator=torch.Generator().manual_seed(1))
-    likelihoods = crf.log_likelihood(emissions, tags, mask)
-    for row, length in enumerate(lengths):
-        if length == 0:
-            assert likelihoods[row] == 0
-            continue
-        paths = list(itertools.product(range(len(TAGS)), repeat=length))
-        scores = torch.tensor([score_of(crf, emissions[row], path) for path in paths], dtype=torch.float64)
-        gold = score_of(crf, emissions[row], tuple(tags[row, :length].tolist()))
-        assert likelihoods[row].item() == pytest.approx(gold - scores.logsumexp(0).item(), abs=1e-9)
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_are_scored_by_the_published_rules(seed):
+    chance = random.Random(seed)
+
+    def answer() -> str:
+        return chance.choice(["", " "]).join(chance.choice(PIECES) for _ in range(chance.randrange(6)))
+
+    gold = [[answer() for _ in range(chance.randrange(1, 4))] for _ in range(40)]
+    predicted = [chance.choice([answer(), chance.choice(golds), f"The {golds[0].upper()} ."]) for golds in gold]
+    expected = scores_by_the_rules(gold, predicted)
+    assert metrics.answer_scores(gold, predicted) == pytest.approx(expected)
+    assert 0 < expected["exact_match"] < expected["f1"] + 0.5 < 1.5
 
 
-def test_the_crf_decodes_the_best_allowed_sequence(crf_batch):
-    crf, emissions, mask, lengths = crf_batch
-    decoded = crf.decode(emissions, mask)
-    for row, length in enumerate(lengths):
-        valid = [
-            path
-            for path in itertools.product(range(len(TAGS)), repeat=length)
-            if to_bio([TAGS[tag] for tag in path]) == [TAGS[tag] for tag in path]
-        ]
-        best = max(valid, key=lambda path: score_of(crf, emissions[row], path) if path else 0.0)
-        assert tuple(decoded[row]) == best
+def test_known_answers_have_known_scores():
+    assert metrics.answer_scores([["The Cat!"]], ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
+    assert metrics.answer_scores([["black cat", "dog"]], ["the cat"]) == {
+        "f1": pytest.approx(2 / 3),
+        "exact_match": 0.0,
+    }
+    assert metrics.answer_scores([["the"]], ["a"]) == {"f1": 0.0, "exact_match": 1.0}  # as v1.1's scorer has it
+    assert metrics.answer_scores([], []) == {"f1": 0.0, "exact_match": 0.0}
+    with pytest.raises(ValueError, match="1 gold answers, 2 predicted"):
+        metrics.answer_scores([["a"]], ["a", "b"])
 
 
-def test_what_stands_behind_a_sentence_changes_nothing(crf_batch):
-    _, emissions, mask, lengths = crf_batch
-    torch.manual_seed(0)
-    rnn = BiLSTM(len(TAGS), 3, num_layers=2, dropout=0.5).double().eval()
-    whole = rnn(emissions, mask)
-    for row, length in enumerate(lengths):
-        assert not whole[row, length:].any()
-        if length:
-            alone = rnn(emissions[row : row + 1, :length], mask[row : row + 1, :length])
-            torch.testing.assert_close(whole[row : row + 1, :length], alone)
-            torch.testing.assert_close(masked_max(emissions, mask)[row], emissions[row, :length].amax(0))
-            torch.testing.assert_close(masked_mean(emissions, mask)[row], emissions[row, :length].mean(0))
-        else:
-            assert not masked_max(emissions, mask)[row].any()
-            assert not masked_mean(emissions, mask)[row].any()
-    weights = masked_softmax(emissions[:, :, 0], mask)
-    assert weights.sum(1).tolist() == pytest.approx([1, 1, 0, 1])
-    assert not weights[~mask].any()
+def arguments_by_definition(spans: list[tuple[str, int, int]]) -> list[tuple[str, frozenset[tuple[int, int]]]]:
+    """Each X with every C-X that stands behind it and before the next X; a C-X that has none before it is an X."""
+    spans = sorted(spans, key=lambda span: span[1])
+    heads = []
+    for place, (label, *_) in enumerate(spans):
+        role = label.removeprefix("C-")
+        earlier = [other for other, *_ in spans[:place] if other in (role, f"C-{role}")]
+        if label == role or not earlier:
+            heads.append((place, role))
+    found = []
+    for place, role in heads:
+        later = [other for other, name in heads if name == role and other > place]
+        stop = later[0] if later else len(spans)
+        pieces = [spans[place], *(span for span in spans[place + 1 : stop] if span[0] == f"C-{role}")]
+        found.append((role, frozenset((start, end) for _, start, end in pieces)))
+    return [argument for argument in found if argument[0] != "V"]
 
 
-def test_locked_dropout_leaves_out_the_same_features_of_all_tokens_and_keeps_the_mean():
-    torch.manual_seed(0)
-    dropped = LockedDropout(0.25)(torch.ones(200, 3, 50))
-    assert (dropped == dropped[:, :1]).all()
-    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
-    assert dropped.mean().item() == pytest.approx(1, abs=0.03)
+@pytest.mark.parametrize("seed", range(30))
+def test_role_f1_joins_continued_arguments_and_leaves_out_the_predicate(seed):
+    chance = random.Random(seed)
+    names = ["A0", "A1", "C-A1", "V", "C-V", "R-A0"]
+    gold = [[(chance.choice(names), at, at + 1) for at in range(5) if chance.random() < 0.6] for _ in range(10)]
+    predicted = [
+        [(chance.choice([role, role, chance.choice(names)]), *place) for role, *place in row if chance.random() < 0.9]
+        for row in gold
+    ]
+    a, b = ([(n, x) for n, row in enumerate(side) for x in arguments_by_definition(row)] for side in (gold, predicted))
+    right = sum(argument in b for argument in a)
+    assert len(set(a)) == len(a)
+    precision, recall = right / len(b), right / len(a)
+    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    assert metrics.role_f1(gold, predicted) == pytest.approx({"f1": f1, "precision": precision, "recall": recall})
+
+
+def test_role_f1_of_nothing_is_zero_and_of_unequal_lists_an_error():
+    assert metrics.role_f1([[]], [[("V", 0, 1)]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+    with pytest.raises(ValueError, match="1 gold propositions, 0 predicted"):
+        metrics.role_f1([[]], [])
+
+
+def random_clusters(chance: random.Random, mentions: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    clusters: dict[int, list[tuple[int, int]]] = {}
+    for mention in mentions:
+        if chance.random() < 0.8:
+            clusters.setdefault(chance.randrange(4), []).append(mention)
+    return list(clusters.values())
+
+
+def muc_by_partitions(key, response):
+    """Vilain et al.: the parts into which the response cuts each entity of the key; (right, of)."""
+    right = of = 0
+    for entity in key:
+        parts = []
+        left = set(entity)
+        for other in response:
+            if left & set(other):
+                parts.append(left & set(other))
+                left -= set(other)
+        parts += [{mention} for mention in left]
+        right += len(entity) - len(parts)
+        of += len(entity) - 1
+    return right, of
+
+
+def b3_by_mentions(key, response):
+    right, of = 0.0, 0
+    for entity in key:
+        for mention in entity:
+            of += 1
+            other = next((set(other) for other in response if mention in other), set())
+            right += len(set(entity) & other) / len(entity)
+    return right, of
+
+
+def ceaf_by_all_alignments(key, response):
+    short, long = sorted([key, response], key=len)
+    best = 0.0
+    for chosen in itertools.permutations(long, len(short)):
+        pairs = zip(short, chosen, strict=True)
+        best = max(best, sum(2 * len(set(a) & set(b)) / (len(a) + len(b)) for a, b in pairs))
+    return best, len(key)
+
+
+def f1_of(measure, gold, predicted):
+    recalls = [measure(a, b) for a, b in zip(gold, predicted, strict=True)]
+    precisions = [measure(b, a) for a, b in zip(gold, predicted, strict=True)]
+    ratios = []
+    for parts in (recalls, precisions):
+        of = sum(part[1] for part in parts)
+        ratios.append(sum(part[0] for part in parts) / of if of else 0.0)
+    return 2 * ratios[0] * ratios[1] / sum(ratios) if sum(ratios) else 0.0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_coreference_score_is_brute_force_from_the_definitions(seed):
+    chance = random.Random(seed)
+    mentions = [(at, at + chance.choice([1, 2])) for at in range(chance.randrange(1, 9))]
+    gold, predicted = ([random_clusters(chance, mentions) for _ in range(3)] for _ in range(2))
+    if seed % 4 == 0:
+        predicted[0] = gold[0]
+    expected = {
+        "muc_f1": f1_of(muc_by_partitions, gold, predicted),
+        "b3_f1": f1_of(b3_by_mentions, gold, predicted),
+        "ceafe_f1": f1_of(ceaf_by_all_alignments, gold, predicted),
+    }
+    expected["conll_f1"] = sum(expected.values()) / 3
+    a, b = ({(n, m) for n, doc in enumerate(side) for c in doc for m in c} for side in (gold, predicted))
+    expected["mention_f1"] = 2 * len(a & b) / (len(a) + len(b)) if a or b else 0.0
+    assert metrics.conll_f1(gold, predicted) == pytest.approx(expected)
+
+
+def test_the_published_example_of_b_cubed_and_ceaf():
+    """Luo (2005), figure 1: truth {1-5}, {6, 7}, {8-12}; system response (a) joins the two large entities' parts."""
+    ones, two, three = ([(n, n + 1) for n in numbers] for numbers in (range(1, 6), (6, 7), (8, 9, 10, 11, 12)))
+    scores = metrics.conll_f1([[ones, two, three]], [[ones, [*two, *three]]])
+    assert scores["muc_f1"] == pytest.approx(18 / 19)
+    assert scores["b3_f1"] == pytest.approx(0.865, abs=5e-4)
+    assert scores["ceafe_f1"] == pytest.approx(2 * (1 + 10 / 12) / (3 + 2))
+
+
+def test_no_entities_score_zero_and_unequal_lists_are_refused():
+    assert set(metrics.conll_f1([[]], [[]]).values()) == {0.0}
+    with pytest.raises(ValueError, match="1 gold documents, 0 predicted"):
+        metrics.conll_f1([[]], [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_gap_score_counts_both_names_of_each_pronoun(seed):
+    chance = random.Random(seed)
+    pronouns = [chance.choice(["he", "His", "she", "HER", "hers"]) for _ in range(20)]
+    gold = [chance.choice([[True, False], [False, True], [False, False]]) for _ in pronouns]
+    predicted = [chance.choice([row, [True, False], [False, False]]) for row in gold]
+
+    def f1(*wanted):
+        hits = wrong = 0
+        for pronoun, right, guess in zip(pronouns, gold, predicted, strict=True):
+            if pronoun in wanted:
+                hits += sum(a and b for a, b in zip(right, guess, strict=True))
+                wrong += sum(a != b for a, b in zip(right, guess, strict=True))
+        return 2 * hits / (2 * hits + wrong) if hits else 0.0
+
+    scores = metrics.gap_f1(pronouns, gold, predicted)
+    assert scores["f1"] == pytest.approx(f1("he", "His", "she", "HER", "hers"))
+    assert scores["feminine_f1"] == pytest.approx(f1("she", "HER", "hers"))
+    assert scores["masculine_f1"] == pytest.approx(f1("he", "His"))
+    right, of, guessed = (
+        sum(map(sum, rows))
+        for rows in (
+            [[a and b for a, b in zip(*pair, strict=True)] for pair in zip(gold, predicted, strict=True)],
+            gold,
+            predicted,
+        )
+    )
+    assert (scores["precision"], scores["recall"]) == pytest.approx((right / guessed, right / of))

@@ -1,20 +1,33 @@
-"""The paper's six tasks, tagging and chunking: readers of their data, their networks, one trainer, one metrics file.
+"""The six tasks of the paper, part-of-speech tagging, chunking and pronouns, with and without ELMo.
 
     from elmokit.tasks import TaskConfig, load_task, train
 
     train(TaskConfig(task="ner", train="train.conll", dev="dev.conll", out="runs/ner"))
     load_task("runs/ner").predict(["Maria Schmidt flew to Rome ."])
 
-How a new task is written: `elmokit.tasks.task.Task`.
+    settings.py     the settings of a training (`TaskConfig`), recipes
+    task.py         what a task is (`Task`): implement it to write a new one
+    trained.py      a task with its weights (`TrainedTask`), and its folder
+    trainer.py      one trainer for all tasks
+    inputs.py       tokens -> the vectors that a task's network reads
+    vectors.py      static word vectors, and the layers of a frozen biLM on disk
+    layers.py       layers that the networks share
+    metrics.py      scores
+    texts.py        text that a user passes to `predict` -> tokens
+    compare.py      the same training with and without ELMo: tables (tables.py) and plots (plots.py)
+
+The tasks themselves: tagging.py, sentiment.py, entailment.py, questions.py, roles.py, coreference.py and pronouns.py,
+which share span_pairs.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from elmokit.tasks import coreference, entailment, questions, roles, sentiment, tagging
+from elmokit.tasks import coreference, entailment, pronouns, questions, roles, sentiment, tagging
 from elmokit.tasks.settings import TaskConfig
-from elmokit.tasks.task import Task, TrainedTask, load_task
+from elmokit.tasks.task import Task
+from elmokit.tasks.trained import TrainedTask, load_task
 from elmokit.tasks.trainer import Progress, TaskResult, train
 
 TASKS: dict[str, Task[Any, Any]] = {
@@ -26,7 +39,7 @@ TASKS: dict[str, Task[Any, Any]] = {
     "questions": questions.QUESTIONS,
     "roles": roles.ROLES,
     "coreference": coreference.COREFERENCE,
-    "pronouns": coreference.PRONOUNS,
+    "pronouns": pronouns.PRONOUNS,
 }
 
 __all__ = ["TASKS", "Progress", "Task", "TaskConfig", "TaskResult", "TrainedTask", "load_task", "train"]

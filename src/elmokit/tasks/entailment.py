@@ -1,14 +1,12 @@
-"""What one sentence says of another: entailment, neutral or contradiction (SNLI, MultiNLI, SICK).
+"""The relation of two sentences: entailment, neutral or contradiction (SNLI, MultiNLI, SICK).
 
-Enters: pairs of a premise and a hypothesis with a label.  Leaves: a label and the probability of each.  The network is
-ESIM (Chen et al., 2017), which the paper uses: encode both sentences, attend from each to the other, compare what was
-met, and compose that into one vector of each sentence.
+Input: pairs of a premise and a hypothesis with a label. Output: a label and the probability of each. The network is
+ESIM (Chen et al., 2017), which the paper uses: encode both sentences, attend from each to the other, compare each token
+with what it attends to, and compose the comparisons into one vector per sentence.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit import datasets as readers
+from elmokit.datasets import read_entailment
 from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Inputs, read_tokens
+from elmokit.tasks.inputs import Inputs
 from elmokit.tasks.layers import BiLSTM, LockedDropout, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.settings import TaskConfig
-from elmokit.text import tokenize
+from elmokit.tasks.texts import read_tokens
+from elmokit.text import TREEBANK, Tokenizer
 
-SICK_COLUMN = "entailment_judgment"
 EXPECTED = 'a premise and a hypothesis as {"premise": …, "hypothesis": …}, or as text with a tab between them'
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """Two sentences in tokens and what the first says of the second; "" where nobody has said it."""
+    """Two sentences in tokens and their label; "" where it is unknown."""
 
     premise: list[str]
     hypothesis: list[str]
@@ -38,14 +36,23 @@ class TokenPair:
 
 
 class ESIM(nn.Module):
-    """x_k -> biLSTM -> attention across -> comparison -> biLSTM -> pools of both -> a score for each label."""
+    """x_k -> biLSTM -> attention across -> comparison -> biLSTM -> pools of both -> a score for each label.
 
-    def __init__(self, inputs: Inputs, labels: Sequence[str], *, config: TaskConfig) -> None:
+    Args:
+        inputs: The vectors of tokens.
+        labels: The labels.
+        hidden_dim: Units of each biLSTM per direction.
+        num_layers: Layers of the first biLSTM.
+        dropout: Dropout of all layers.
+    """
+
+    def __init__(
+        self, inputs: Inputs, labels: Sequence[str], *, hidden_dim: int, num_layers: int, dropout: float
+    ) -> None:
         super().__init__()
         self.inputs, self.labels = inputs, list(labels)
         self.rows = {label: row for row, label in enumerate(self.labels)}
-        hidden_dim, dropout = config.hidden_dim, config.dropout
-        self.encoder = BiLSTM(inputs.input_dim, hidden_dim, num_layers=config.num_layers, dropout=dropout)
+        self.encoder = BiLSTM(inputs.input_dim, hidden_dim, num_layers=num_layers, dropout=dropout)
         encoded_dim = self.encoder.output_dim + inputs.output_dim
         self.compare = nn.Sequential(nn.Linear(4 * encoded_dim, hidden_dim), nn.ReLU(), LockedDropout(dropout))
         self.composer = BiLSTM(hidden_dim, hidden_dim)
@@ -63,8 +70,9 @@ class ESIM(nn.Module):
         encoded = torch.cat([self.encoder(both.x, mask), both.output], dim=-1)  # (2B, T, E)
         other, other_mask = encoded.roll(half, dims=0), mask.roll(half, dims=0)  # each row's partner
         weights = masked_softmax(encoded @ other.transpose(1, 2), other_mask.unsqueeze(1))  # (2B, T, T)
-        met = weights @ other  # (2B, T, E): what a token finds of itself in the other sentence
-        compared = self.compare(torch.cat([encoded, met, encoded - met, encoded * met], dim=-1))  # (2B, T, H)
+        attended = weights @ other  # (2B, T, E): what a token attends to in the other sentence
+        pieces = [encoded, attended, encoded - attended, encoded * attended]
+        compared = self.compare(torch.cat(pieces, dim=-1))  # (2B, T, H)
         composed = self.composer(compared, mask)  # (2B, T, 2H)
         pooled = torch.cat([masked_mean(composed, mask), masked_max(composed, mask)], dim=-1)  # (2B, 4H)
         logits: Tensor = self.classify(torch.cat([pooled[:half], pooled[half:]], dim=-1))  # (B, labels)
@@ -87,15 +95,17 @@ class Entailment:
 
     metric: str = "accuracy"
     suffixes: tuple[str, ...] = (".jsonl", ".txt", ".tsv")
+    requirements: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, path: str) -> list[TokenPair]:
-        """SNLI and MultiNLI (.jsonl, or the published table), or SICK's table, which its first line tells apart."""
-        read = readers.read_sick if SICK_COLUMN in _first_line(path).split("\t") else readers.read_snli
-        return [TokenPair(tokenize(pair.premise), tokenize(pair.hypothesis), pair.label) for pair in read(path)]
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[TokenPair]:
+        """Read SNLI or MultiNLI (.jsonl, or the published table), or SICK's table."""
+        return [
+            TokenPair(tokenizer(pair.premise), tokenizer(pair.hypothesis), pair.label) for pair in read_entailment(path)
+        ]
 
     def sentences(self, example: TokenPair) -> list[list[str]]:
-        """Both."""
+        """Premise and hypothesis."""
         return [example.premise, example.hypothesis]
 
     def fit(self, examples: Sequence[TokenPair]) -> dict[str, Any]:
@@ -104,38 +114,35 @@ class Entailment:
 
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> ESIM:
         """The network."""
-        return ESIM(inputs, fitted["labels"], config=config)
+        return ESIM(
+            inputs,
+            fitted["labels"],
+            hidden_dim=config.hidden_dim,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+        )
 
     def score(self, examples: Sequence[TokenPair], predictions: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Accuracy, and the mean F1 of the labels."""
+        """Accuracy and macro F1."""
         return metrics.accuracy([example.label for example in examples], list(map(metrics.likeliest, predictions)))
 
-    def from_text(self, given: Any) -> TokenPair:
-        """A mapping of premise and hypothesis, each as text or tokens; or text with a tab between them."""
-        if isinstance(given, str) and given.count("\t") == (1 if given else 0):
-            premise, _, hypothesis = given.partition("\t")
-            return TokenPair(tokenize(premise), tokenize(hypothesis), "")
-        if isinstance(given, Mapping) and set(given) == {"premise", "hypothesis"}:
-            return TokenPair(read_tokens(given["premise"]), read_tokens(given["hypothesis"]), "")
-        raise ValueError(f"{given!r:.100}: expected {EXPECTED}")
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> TokenPair:
+        """A mapping of premise and hypothesis, each a string or tokens; or a string with a tab between them."""
+        if isinstance(text, str) and text.count("\t") == (1 if text else 0):
+            premise, _, hypothesis = text.partition("\t")
+            return TokenPair(tokenizer(premise), tokenizer(hypothesis), "")
+        if isinstance(text, Mapping) and set(text) == {"premise", "hypothesis"}:
+            return TokenPair(read_tokens(text["premise"], tokenizer), read_tokens(text["hypothesis"], tokenizer), "")
+        raise ValueError(f"{text!r:.100}: expected {EXPECTED}")
 
     def to_json(self, example: TokenPair, prediction: dict[str, float]) -> dict[str, Any]:
-        """The tokens of both, the likeliest label, and the probability of each."""
+        """The tokens of both, the label with the highest probability, and the probability of each."""
         return {
             "premise": example.premise,
             "hypothesis": example.hypothesis,
             "label": metrics.likeliest(prediction),
             "probabilities": prediction,
         }
-
-
-def _first_line(path: str) -> str:
-    """The first line of a file, "" where it cannot be read: its reader then says why."""
-    try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig", errors="replace") as file:
-            return file.readline().rstrip("\r\n")
-    except (OSError, EOFError, zlib.error):
-        return ""
 
 
 ENTAILMENT = Entailment(defaults={"dropout": 0.2})

@@ -1,7 +1,7 @@
-"""What the networks of the tasks are built from.
+"""Layers that the networks of the tasks share.
 
-Enters: vectors (B, T, D) and their mask (B, T), True where a token stands.  Leaves: vectors, pooled vectors, or the
-tags of a sequence.  Padding never changes a result, and a sentence without tokens has one.
+Input: vectors (B, T, D) and their mask (B, T), True at tokens. Output: vectors, pooled vectors, or the tags of a
+sequence. Padding never changes a result, and a sentence without tokens has a result too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-NEVER = -1e4  # the score of what may not be: far below any other, and still a number
+NEVER = -1e4  # the score of what is not allowed: far below any other, and finite
 
 
 class LockedDropout(nn.Module):
-    """Dropout that leaves out the same features at every token of a sentence."""
+    """Dropout that drops the same features at every token of a sentence.
+
+    Args:
+        rate: Fraction of the features that are dropped in training.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -31,7 +35,14 @@ class LockedDropout(nn.Module):
 
 
 class BiLSTM(nn.Module):
-    """LSTMs in both directions, dropout after each layer; padding leaves as zeros."""
+    """LSTMs in both directions, with dropout after each layer.
+
+    Args:
+        input_dim: Width D of the input.
+        hidden_dim: Units H per direction.
+        num_layers: Number of layers.
+        dropout: Dropout after each layer.
+    """
 
     def __init__(self, input_dim: int, hidden_dim: int, *, num_layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -43,8 +54,8 @@ class BiLSTM(nn.Module):
         self.dropout = LockedDropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, D), (B, T) -> (B, T, 2H)."""
-        lengths = mask.sum(dim=1).clamp(min=1).cpu()  # packing knows no empty rows; what they give is masked below
+        """(B, T, D), (B, T) -> (B, T, 2H), zeros at padding."""
+        lengths = mask.sum(dim=1).clamp(min=1).cpu()  # packing takes no empty rows; their output is masked below
         for layer in self.layers:
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             x, _ = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=mask.shape[1])
@@ -53,7 +64,11 @@ class BiLSTM(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """The tokens' mean, weighted by a learned score of each."""
+    """The mean of the tokens, weighted by a learned score of each.
+
+    Args:
+        dim: Width D of a token.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -66,31 +81,42 @@ class AttentionPool(nn.Module):
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Softmax over what the mask (broadcast) lets through; zeros where it lets nothing through."""
+    """Softmax where the mask is True; zeros elsewhere, and everywhere where the mask is all False.
+
+    Args:
+        scores: Scores of any shape.
+        mask: Bool, broadcast to the shape of the scores.
+        dim: The dimension that is normalized.
+    """
     return scores.masked_fill(~mask, NEVER).softmax(dim) * mask
 
 
 def masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """(B, T, D), (B, T) -> (B, D): the largest over the tokens; zeros where there is none."""
+    """(B, T, D), (B, T) -> (B, D): the maximum over the tokens; zeros where there is none."""
     largest = x.masked_fill(~mask.unsqueeze(-1), NEVER).amax(dim=1)
     return largest * mask.any(dim=1, keepdim=True)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """(B, T, D), (B, T) -> (B, D): the mean over the tokens; zeros where there is none."""
-    live = mask.unsqueeze(-1).to(x.dtype)
-    return (x * live).sum(dim=1) / live.sum(dim=1).clamp(min=1)
+    weights = mask.unsqueeze(-1).to(x.dtype)
+    return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
 class CRF(nn.Module):
     """A linear-chain conditional random field over K tags (Lafferty et al., 2001).
 
-    The score of a tag sequence is the sum of its emissions and of its transitions, one into the first tag and one out
-    of the last among them.  `allowed` constrains decoding alone: gold tags that break it still train.
+    The score of a tag sequence is the sum of its emissions and of its transitions, including one into the first tag and
+    one out of the last.
+
+    Args:
+        num_tags: Number K of tags.
+        allowed: (K, K) bool: True at (i, j) if tag j may follow tag i; None allows all. It constrains only decoding:
+            gold tags that break it are trained on.
+        allowed_first: (K,) bool: True if a sequence may begin with the tag; None allows all.
     """
 
     def __init__(self, num_tags: int, *, allowed: Tensor | None = None, allowed_first: Tensor | None = None) -> None:
-        """`allowed` (K, K): may tag j follow tag i; `allowed_first` (K,): may a sequence begin with it."""
         super().__init__()
         self.transitions = nn.Parameter(torch.empty(num_tags, num_tags).uniform_(-0.1, 0.1))
         self.first = nn.Parameter(torch.empty(num_tags).uniform_(-0.1, 0.1))
@@ -104,39 +130,57 @@ class CRF(nn.Module):
         )
 
     def log_likelihood(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, K), (B, T), (B, T) -> (B,): log p(tags | emissions); 0 for a sentence without tokens."""
+        """The log-probability of tags.
+
+        Args:
+            emissions: (B, T, K), the score of each tag at each token.
+            tags: (B, T), the indices of the tags.
+            mask: (B, T) bool, True at tokens.
+
+        Returns:
+            (B,): log p(tags | emissions); 0 for a sentence without tokens.
+        """
         return (self._score(emissions, tags, mask) - self._log_partition(emissions, mask)) * mask.any(dim=1)
 
     def _score(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        live = mask.to(emissions.dtype)
-        emitted = (emissions.gather(2, tags.unsqueeze(2)).squeeze(2) * live).sum(dim=1)
-        moved = (self.transitions[tags[:, :-1], tags[:, 1:]] * live[:, 1:]).sum(dim=1)
-        ends = tags.gather(1, (mask.sum(dim=1, keepdim=True) - 1).clamp(min=0)).squeeze(1)
-        return emitted + moved + self.first[tags[:, 0]] + self.last[ends]
+        """(B,): the score of the tags."""
+        weights = mask.to(emissions.dtype)
+        emission_score = (emissions.gather(2, tags.unsqueeze(2)).squeeze(2) * weights).sum(dim=1)
+        transition_score = (self.transitions[tags[:, :-1], tags[:, 1:]] * weights[:, 1:]).sum(dim=1)
+        last_tags = tags.gather(1, (mask.sum(dim=1, keepdim=True) - 1).clamp(min=0)).squeeze(1)
+        return emission_score + transition_score + self.first[tags[:, 0]] + self.last[last_tags]
 
     def _log_partition(self, emissions: Tensor, mask: Tensor) -> Tensor:
         """The forward algorithm: log of the sum of exp(score) over all tag sequences."""
         alphas = self.first + emissions[:, 0]  # (B, K)
         for time in range(1, emissions.shape[1]):
-            moved = (alphas.unsqueeze(2) + self.transitions).logsumexp(dim=1) + emissions[:, time]
-            alphas = torch.where(mask[:, time, None], moved, alphas)
+            following = (alphas.unsqueeze(2) + self.transitions).logsumexp(dim=1) + emissions[:, time]
+            alphas = torch.where(mask[:, time, None], following, alphas)
         return (alphas + self.last).logsumexp(dim=1)
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor) -> list[list[int]]:
-        """(B, T, K), (B, T) -> the best allowed tags of each sentence (Viterbi)."""
+        """Find the best allowed tags of each sentence (Viterbi).
+
+        Args:
+            emissions: (B, T, K), the score of each tag at each token.
+            mask: (B, T) bool, True at tokens.
+
+        Returns:
+            For each sentence one tag index per token.
+        """
         transitions = self.transitions.masked_fill(~self.allowed, NEVER)
         best = self.first.masked_fill(~self.allowed_first, NEVER) + emissions[:, 0]  # (B, K)
         stay = torch.arange(best.shape[1], device=best.device).expand_as(best)
-        came_from = []
+        back_pointers = []
         for time in range(1, emissions.shape[1]):
             scores, sources = (best.unsqueeze(2) + transitions).max(dim=1)
-            live = mask[:, time, None]
-            best = torch.where(live, scores + emissions[:, time], best)
-            came_from.append(torch.where(live, sources, stay))
+            is_token = mask[:, time, None]
+            best = torch.where(is_token, scores + emissions[:, time], best)
+            back_pointers.append(torch.where(is_token, sources, stay))
         tag = (best + self.last).argmax(dim=1)  # (B,)
         path = [tag]
-        for sources in reversed(came_from):
+        for sources in reversed(back_pointers):
             tag = sources.gather(1, tag.unsqueeze(1)).squeeze(1)
             path.append(tag)
         rows: list[list[int]] = torch.stack(path[::-1], dim=1).tolist()
@@ -144,7 +188,14 @@ class CRF(nn.Module):
 
 
 def bio_rules(tags: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """`allowed` and `allowed_first` for tags of the B-/I-/O scheme: I-x follows B-x or I-x alone."""
+    """The rules of the B-/I-/O scheme, for a `CRF`: I-x follows only B-x or I-x.
+
+    Args:
+        tags: K tags.
+
+    Returns:
+        `allowed` (K, K) and `allowed_first` (K,).
+    """
     allowed = torch.tensor([[_may_follow(before, tag) for tag in tags] for before in tags])
     return allowed, torch.tensor([_may_follow("O", tag) for tag in tags])
 

@@ -1,6 +1,6 @@
-"""How right predictions are: the scorers of all tasks.
+"""The scores of all tasks.
 
-Enters: gold answers and predicted ones, in the same order.  Leaves: a dict of numbers from 0 to 1, more is better.
+Input: gold answers and predicted ones, in the same order. Output: a dict of numbers from 0 to 1; higher is better.
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from itertools import chain
 
 import numpy as np
 
+from elmokit.extras import require
+
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
 def likeliest(probabilities: Mapping[str, float]) -> str:
-    """The label that a classifier would choose."""
+    """The label with the highest probability."""
     return max(probabilities, key=probabilities.__getitem__)
 
 
 def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
-    """The share of labels that are right; `macro_f1`: the mean of each gold label's F1."""
+    """Accuracy of labels.
+
+    Args:
+        gold: The gold label of each example.
+        predicted: The predicted label of each example.
+
+    Returns:
+        `accuracy`, and `macro_f1`: the mean of the F1 of each gold label.
+    """
     _check_lengths(gold, predicted, "labels")
     right = sum(map(str.__eq__, gold, predicted))
     f1 = []
@@ -33,7 +43,15 @@ def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
 
 
 def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The share of tokens whose tag is right."""
+    """Accuracy of tags.
+
+    Args:
+        gold: The gold tags of each sentence.
+        predicted: The predicted tags of each sentence.
+
+    Returns:
+        `accuracy`: the fraction of tokens whose tag is right.
+    """
     _check_tags(gold, predicted)
     flat = list(chain.from_iterable(gold))
     right = sum(a == b for a, b in zip(flat, chain.from_iterable(predicted), strict=True))
@@ -41,15 +59,22 @@ def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
 
 
 def entity_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of whole entities in B-/I-/O tags, by seqeval.
+    """Precision, recall and F1 of complete entities in B-/I-/O tags, by seqeval.
 
-    An entity counts where its type, its first and its last token are those of the gold.  Tags are read as conlleval
-    reads them: an I- without its B- begins an entity.
+    An entity is right if its type, its first and its last token are those of the gold. Tags are read as conlleval reads
+    them: an I- without its B- begins an entity.
+
+    Args:
+        gold: The gold tags of each sentence.
+        predicted: The predicted tags of each sentence.
+
+    Returns:
+        `f1`, `precision` and `recall`.
+
+    Raises:
+        ImportError: If seqeval is not installed.
     """
-    try:
-        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support as score
-    except ImportError as error:
-        raise ImportError('the F1 of entities needs seqeval: pip install "elmokit[tasks]"') from error
+    score = require("seqeval.metrics.sequence_labeling", extra="tasks").precision_recall_fscore_support
     _check_tags(gold, predicted)
     if not any(tag != "O" for tag in chain.from_iterable([*gold, *predicted])):
         return {"f1": 0.0, "precision": 0.0, "recall": 0.0}
@@ -73,9 +98,16 @@ def _check_lengths(gold: Sequence[object], predicted: Sequence[object], what: st
 
 
 def answer_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 of SQuAD v1.1: of each question the best over its gold answers, and the mean of that.
+    """Exact match and F1 of SQuAD v1.1: the best over the gold answers of a question, averaged over the questions.
 
-    Answers are compared without case, ASCII punctuation and articles; F1 is that of the words that both have.
+    Answers are compared without case, ASCII punctuation and articles. F1 is that of their words.
+
+    Args:
+        gold: The gold answers of each question.
+        predicted: The predicted answer of each question.
+
+    Returns:
+        `f1` and `exact_match`.
     """
     _check_lengths(gold, predicted, "answers")
     exact, f1 = 0.0, 0.0
@@ -87,8 +119,9 @@ def answer_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> di
 
 
 def _answer_words(answer: str) -> list[str]:
-    bare = answer.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+    """The words of an answer, lowercase, without punctuation and articles."""
+    text = answer.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
 def _words_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
@@ -106,7 +139,14 @@ def role_f1(gold: Sequence[Spans], predicted: Sequence[Spans]) -> dict[str, floa
     """Precision, recall and F1 of the arguments of propositions.
 
     As in the scorer of CoNLL-2005: spans of C-X continue the last X before them (and are an X where there is none), an
-    argument counts where its role and all its pieces are right, and the predicate's own words (V) do not count.
+    argument is right if its role and all its pieces are right, and the predicate's own words (V) do not count.
+
+    Args:
+        gold: The gold spans of each proposition.
+        predicted: The predicted spans of each proposition.
+
+    Returns:
+        `f1`, `precision` and `recall`.
     """
     _check_lengths(gold, predicted, "propositions")
     right, guessed = (
@@ -117,6 +157,7 @@ def role_f1(gold: Sequence[Spans], predicted: Sequence[Spans]) -> dict[str, floa
 
 
 def _arguments(spans: Spans) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    """The role and the pieces of each argument, without the predicate."""
     arguments: list[tuple[str, list[tuple[int, int]]]] = []
     last: dict[str, list[tuple[int, int]]] = {}
     for label, start, end in sorted(spans, key=lambda span: span[1:]):
@@ -130,7 +171,16 @@ def _arguments(spans: Spans) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
 
 
 def f1_of_counts(right: int, gold: int, predicted: int) -> dict[str, float]:
-    """Precision, recall and F1 from how many are right, of how many in the gold and of how many predicted."""
+    """Precision, recall and F1 from counts.
+
+    Args:
+        right: Number of predictions that are right.
+        gold: Number of gold answers.
+        predicted: Number of predictions.
+
+    Returns:
+        `f1`, `precision` and `recall`.
+    """
     return {
         "f1": 2 * right / (gold + predicted) if gold + predicted else 0.0,
         "precision": right / predicted if predicted else 0.0,
@@ -141,14 +191,24 @@ def f1_of_counts(right: int, gold: int, predicted: int) -> dict[str, float]:
 # ---- coreference -----------------------------------------------------------------------------------------------------
 
 Clusters = Sequence[Sequence[tuple[int, int]]]
-"""The entities of a document, each as its mentions; a mention stands in one entity."""
+"""The entities of a document, each as its mentions; a mention is in one entity."""
 
 
 def conll_f1(gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[str, float]:
-    """The CoNLL-2012 score of documents: the mean F1 of MUC, B-cubed and CEAF-e, and each of them.
+    """The CoNLL-2012 score of documents: the mean F1 of MUC, B-cubed and CEAF-e.
 
-    Counts are summed over the documents before they are divided, as the official scorer does.  Entities of a single
-    mention count like others (in MUC they count for nothing).  `mention_f1`: that of the mentions alone.
+    Counts are summed over the documents before they are divided, as in the official scorer. Entities with a single
+    mention count like others (MUC ignores them).
+
+    Args:
+        gold: The gold entities of each document.
+        predicted: The predicted entities of each document.
+
+    Returns:
+        `conll_f1`, its parts `muc_f1`, `b3_f1` and `ceafe_f1`, and `mention_f1`, the F1 of the mentions.
+
+    Raises:
+        ImportError: If scipy is not installed.
     """
     _check_lengths(gold, predicted, "documents")
     keys, responses = ([[set(entity) for entity in document] for document in side] for side in (gold, predicted))
@@ -159,11 +219,11 @@ def conll_f1(gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[st
             for side, others in ((keys, responses), (responses, keys))
         )
         scores[name] = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    mentions, found = (
+    right, guessed = (
         {(row, mention) for row, document in enumerate(side) for entity in document for mention in entity}
         for side in (keys, responses)
     )
-    mention_f1 = f1_of_counts(len(mentions & found), len(mentions), len(found))["f1"]
+    mention_f1 = f1_of_counts(len(right & guessed), len(right), len(guessed))["f1"]
     return {"conll_f1": sum(scores.values()) / 3, **scores, "mention_f1": mention_f1}
 
 
@@ -176,32 +236,29 @@ def _divide_sums(parts: list[tuple[float, float]]) -> float:
 
 
 def _muc(key: Entities, response: Entities) -> tuple[float, float]:
-    """Links of the key that the response keeps, of all (Vilain et al., 1995): an entity in p parts lost p - 1 links."""
+    """Links of the key that the response keeps, and all links (Vilain et al., 1995): p parts lose p - 1 links."""
     owner = {mention: number for number, entity in enumerate(response) for mention in entity}
     parts = [len({owner.get(mention, mention) for mention in entity}) for entity in key]
     return sum(map(len, key)) - sum(parts), sum(map(len, key)) - len(key)
 
 
 def _b_cubed(key: Entities, response: Entities) -> tuple[float, float]:
-    """For each mention of the key the share of its entity that its response entity has (Bagga and Baldwin, 1998)."""
+    """For each mention of the key, the fraction of its entity in its response entity (Bagga and Baldwin, 1998)."""
     right = sum(size * size / len(key[row]) for (row, _), size in _overlaps(key, response).items())
     return right, sum(map(len, key))
 
 
 def _ceaf_e(key: Entities, response: Entities) -> tuple[float, float]:
-    """The best one-to-one alignment of entities by phi_4, of as many as the key has (Luo, 2005)."""
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError as error:
-        raise ImportError('the score of coreference needs scipy: pip install "elmokit[tasks]"') from error
+    """The similarity phi_4 of the best one-to-one alignment of entities, and their number (Luo, 2005)."""
+    align = require("scipy.optimize", extra="tasks").linear_sum_assignment
     alike = np.zeros((len(key), len(response)))
     for (row, column), size in _overlaps(key, response).items():
         alike[row, column] = 2 * size / (len(key[row]) + len(response[column]))
-    return float(alike[linear_sum_assignment(-alike)].sum()), len(key)
+    return float(alike[align(-alike)].sum()), len(key)
 
 
 def _overlaps(key: Entities, response: Entities) -> Counter[tuple[int, int]]:
-    """How many mentions an entity of the key and one of the response share, where they share any."""
+    """Number of mentions that an entity of the key and one of the response share, where they share any."""
     owner = {mention: number for number, entity in enumerate(response) for mention in entity}
     return Counter((row, owner[mention]) for row, entity in enumerate(key) for mention in entity if mention in owner)
 
@@ -212,9 +269,15 @@ FEMININE = frozenset({"she", "her", "hers"})
 def gap_f1(
     pronouns: Sequence[str], gold: Sequence[Sequence[bool]], predicted: Sequence[Sequence[bool]]
 ) -> dict[str, float]:
-    """The score of GAP (Webster et al., 2018): F1 over both names of all pronouns, and that of each gender.
+    """The score of GAP (Webster et al., 2018): F1 over both names of all pronouns.
 
-    Gold and predicted say of each of a pronoun's names, A and B, whether it refers to it.
+    Args:
+        pronouns: The pronouns.
+        gold: For each name of each pronoun, A and B, whether the pronoun refers to it.
+        predicted: The same, predicted.
+
+    Returns:
+        `f1`, `precision`, `recall`, and the F1 of each gender, `feminine_f1` and `masculine_f1`.
     """
     _check_lengths(gold, predicted, "pronouns")
 

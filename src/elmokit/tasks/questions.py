@@ -1,13 +1,13 @@
-"""The answer to a question, as a piece of the paragraph that it is asked of (SQuAD).
+"""The answer to a question, as a span of a paragraph (SQuAD).
 
-Enters: a context, a question and, to learn from, the answers of one or more annotators.  Leaves: the answer as it
-stands in the context, `context[start:end]`, and how probable it is.  The network is that of Clark and Gardner (2018),
-whose improvement of bidirectional attention flow (Seo et al., 2017) the paper uses: encode both texts, attend both
-ways, attend from the context to itself, and point at the first and at the last token of the answer.
+Input: a context, a question and, for training, the answers of one or more annotators. Output: the answer as it is in
+the context, `context[start:end]`, and its probability. The network is that of Clark and Gardner (2018), an improved
+bidirectional attention flow (Seo et al., 2017), which the paper uses: encode both texts, attend in both directions,
+attend from the context to itself, and point at the first and at the last token of the answer.
 
-A context is cut into sentences, which is what a biLM reads, and these are joined again before the network's own
-LSTMs.  One that is longer than `WINDOW_TOKENS` is read in windows that overlap: in training the one that holds the
-answer, in prediction all of them, the best of all answers being the answer.
+A context is cut into sentences for the biLM, and these are joined again before the network's own LSTMs. A context
+longer than `WINDOW_TOKENS` is read in overlapping windows: training reads the one with the answer, prediction reads all
+of them and takes the best answer.
 """
 
 from __future__ import annotations
@@ -21,60 +21,66 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit import datasets as readers
+from elmokit.datasets import read_squad
 from elmokit.network import to_device
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs, lay_out
 from elmokit.tasks.layers import NEVER, BiLSTM, LockedDropout, masked_softmax
 from elmokit.tasks.settings import TaskConfig
-from elmokit.text import tokenize, tokenize_sentences
+from elmokit.text import TREEBANK, Tokenizer
 
-WINDOW_TOKENS, WINDOW_STEP = 400, 200  # a step of half a window: any answer up to 200 tokens is whole in one of them
-ANSWER_TOKENS = 30  # the longest answer that is predicted
+WINDOW_TOKENS, WINDOW_STEP = 400, 200  # a step of half a window: any answer up to 200 tokens is complete in one of them
+ANSWER_TOKENS = 30  # length of the longest answer that is predicted
 EXPECTED = 'a context and a question as {"context": …, "question": …}, or as text: the question, a tab, the context'
 
 Spans = list[tuple[int, int]]
-"""Half-open stretches of tokens, or of characters."""
+"""(start, end) in tokens, or in characters; the end is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedQuestion:
-    """A question on a context, both in tokens, with its answers where they are known."""
+    """A question on a context, both in tokens, with its answers if they are known."""
 
     context: str
     question: str
     sentences: list[list[str]]
-    """The context in tokens; one sentence without tokens where the context has none."""
+    """The context in tokens; one sentence without tokens if the context has none."""
     offsets: Spans
-    """Where each token of all sentences in a row stands in the context, in characters."""
+    """Position of each token in the context, in characters; the tokens of all sentences in a row."""
     question_tokens: list[str]
     answers: list[str]
     spans: Spans
-    """The distinct answers in tokens of all sentences in a row: those that hold a character of the answer."""
+    """The distinct answers as spans of the tokens of all sentences in a row: tokens with a character of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """`text == context[start:end]`; of a context without tokens the answer is empty."""
+    """`text == context[start:end]`; the answer is empty if the context has no tokens."""
 
     text: str
     start: int
     end: int
     probability: float
-    """Among all answers of its window."""
+    """Its probability among all answers of its window."""
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
 class AttentionFlow(nn.Module):
-    """Context and question -> attention both ways -> attention of the context on itself -> first and last token."""
+    """Context and question -> mutual attention -> attention of the context on itself -> first and last token.
 
-    def __init__(self, inputs: Inputs, *, config: TaskConfig) -> None:
+    Args:
+        inputs: The vectors of tokens.
+        hidden_dim: Units of each biLSTM per direction.
+        num_layers: Layers of the first biLSTM.
+        dropout: Dropout of all layers.
+    """
+
+    def __init__(self, inputs: Inputs, *, hidden_dim: int, num_layers: int, dropout: float) -> None:
         super().__init__()
         self.inputs = inputs
-        hidden_dim, dropout = config.hidden_dim, config.dropout
-        self.encoder = BiLSTM(inputs.input_dim, hidden_dim, num_layers=config.num_layers, dropout=dropout)
+        self.encoder = BiLSTM(inputs.input_dim, hidden_dim, num_layers=num_layers, dropout=dropout)
         encoded_dim, width = self.encoder.output_dim + inputs.output_dim, 2 * hidden_dim
         self.flow, self.merge_flow = Similarity(encoded_dim), nn.Linear(4 * encoded_dim, width)
         self.reader = BiLSTM(width, hidden_dim, dropout=dropout)
@@ -84,7 +90,7 @@ class AttentionFlow(nn.Module):
         self.dropout = LockedDropout(dropout)
 
     def _scores(self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans]) -> tuple[Tensor, Tensor]:
-        """How well each token of each window is the first of the answer, and the last: two (W, T)."""
+        """Two (W, T): the score of each token of each window as the first of the answer, and as the last."""
         context = self._embed_windows(examples, windows)
         question = self.inputs([example.question_tokens for example in examples])
         mask = context.mask  # (W, T)
@@ -95,15 +101,15 @@ class AttentionFlow(nn.Module):
 
         similar = self.flow(c, q)  # (W, T, Q)
         asked = masked_softmax(similar, q_mask.unsqueeze(1)) @ q  # (W, T, E)
-        likest = similar.masked_fill(~q_mask.unsqueeze(1), NEVER).amax(dim=2)  # (W, T)
-        likest = likest * q_mask.any(dim=1, keepdim=True)  # all alike to a question without tokens
-        central = masked_softmax(likest, mask).unsqueeze(1) @ c  # (W, 1, E)
+        most_similar = similar.masked_fill(~q_mask.unsqueeze(1), NEVER).amax(dim=2)  # (W, T)
+        most_similar = most_similar * q_mask.any(dim=1, keepdim=True)  # all equal for a question without tokens
+        central = masked_softmax(most_similar, mask).unsqueeze(1) @ c  # (W, 1, E)
         x = torch.relu(self.merge_flow(torch.cat([c, asked, c * asked, c * central], dim=-1)))  # (W, T, 2H)
 
         read = self.reader(self.dropout(x), mask)
         itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
-        met = masked_softmax(self.reflection(read, read), mask.unsqueeze(1) & ~itself) @ read
-        x = self.dropout(x + torch.relu(self.merge_reflection(torch.cat([read, met, read * met], dim=-1))))
+        attended = masked_softmax(self.reflection(read, read), mask.unsqueeze(1) & ~itself) @ read
+        x = self.dropout(x + torch.relu(self.merge_reflection(torch.cat([read, attended, read * attended], dim=-1))))
 
         first = self.first_rnn(x, mask)
         last = self.last_rnn(torch.cat([x, first], dim=-1), mask)
@@ -113,12 +119,12 @@ class AttentionFlow(nn.Module):
         )
 
     def _embed_windows(self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans]) -> Embedded:
-        """The sentences of each context in one row again, or in several: each window of it is a row."""
+        """The sentences of each context joined again: one row per window."""
         sentences = list(chain.from_iterable(example.sentences for example in examples))
-        tokens = self.inputs.tokens(sentences)  # of all contexts, one behind the other
-        begun = accumulate((len(example.offsets) for example in examples[:-1]), initial=0)
+        tokens = self.inputs.tokens(sentences)  # of all contexts, one after the other
+        firsts = accumulate((len(example.offsets) for example in examples[:-1]), initial=0)
         bounds = torch.tensor(
-            [(here + begin, here + end) for here, own in zip(begun, windows, strict=True) for begin, end in own]
+            [(first + begin, first + end) for first, own in zip(firsts, windows, strict=True) for begin, end in own]
         )
         num_tokens = bounds[:, 1] - bounds[:, 0]
         steps = torch.arange(max(1, int(num_tokens.max())))
@@ -128,7 +134,7 @@ class AttentionFlow(nn.Module):
         return Embedded(x, to_device(mask, self.inputs.device), output)
 
     def loss(self, examples: Sequence[TokenizedQuestion]) -> Tensor:
-        """Minus the log-probability that any of the gold answers is pointed at."""
+        """The mean negative log-probability of the gold answers together."""
         windows = [_training_window(example) for example in examples]
         first, last = self._scores(examples, [[window] for window in windows])
         golds = [
@@ -150,8 +156,8 @@ class AttentionFlow(nn.Module):
         rows = zip(*(t.tolist() for t in (best.score, best.first, best.last, probabilities)), strict=True)
         answers = []
         for example, own in zip(examples, windows, strict=True):
-            found = [(next(rows), begin) for begin, _ in own]
-            (_, start, stop, probability), begin = max(found, key=lambda one: one[0][0])
+            candidates = [(next(rows), begin) for begin, _ in own]
+            (_, start, stop, probability), begin = max(candidates, key=lambda one: one[0][0])
             if not example.offsets:
                 answers.append(FoundAnswer("", 0, 0, 0.0))
                 continue
@@ -161,7 +167,11 @@ class AttentionFlow(nn.Module):
 
 
 class Similarity(nn.Module):
-    """How alike tokens are: w · [a; b; a * b], without ever building that triple."""
+    """Similarity of tokens: w · [a; b; a * b], without building that triple.
+
+    Args:
+        dim: Width D of a token.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -176,7 +186,7 @@ class Similarity(nn.Module):
 
 @dataclass(frozen=True)
 class BestSpans:
-    """Of each row the best span: its first and its last token, and the sum of their scores; (B,) each."""
+    """The best span of each row: its first and its last token, and the sum of their scores; (B,) each."""
 
     first: Tensor
     last: Tensor
@@ -184,20 +194,26 @@ class BestSpans:
 
 
 def best_spans(first: Tensor, last: Tensor, longest: int = ANSWER_TOKENS) -> BestSpans:
-    """(B, T) scores of first and of last tokens -> the best spans of at most `longest` tokens."""
+    """Find the best span of each row.
+
+    Args:
+        first: (B, T), the score of each token as the first of the span.
+        last: (B, T), the score of each token as the last of the span.
+        longest: Largest number of tokens of a span.
+    """
     ahead = nn.functional.pad(last, (0, longest - 1), value=2 * NEVER).unfold(1, longest, 1)  # (B, T, longest)
     score, place = (first.unsqueeze(2) + ahead).flatten(1).max(dim=1)
     return BestSpans(place // longest, place // longest + place % longest, score)
 
 
 def _windows(num_tokens: int) -> Spans:
-    """Stretches of at most `WINDOW_TOKENS` that cover a context; without tokens there is one, which is empty."""
+    """Windows of at most `WINDOW_TOKENS` that cover a context; one empty window if it has no tokens."""
     begins = range(0, max(1, num_tokens - WINDOW_TOKENS + WINDOW_STEP), WINDOW_STEP)
     return [(begin, min(begin + WINDOW_TOKENS, num_tokens)) for begin in begins]
 
 
 def _training_window(example: TokenizedQuestion) -> tuple[int, int]:
-    """The first window that holds the first answer: whole where it can, else from its first token on."""
+    """The first window that contains the first answer, completely if one does, else from its first token."""
     start, stop = example.spans[0]
     holding = [(begin, end) for begin, end in _windows(len(example.offsets)) if begin <= start < end]
     return next((window for window in holding if stop <= window[1]), holding[-1])
@@ -212,15 +228,16 @@ class Questions:
 
     metric: str = "f1"
     suffixes: tuple[str, ...] = (".json",)
+    requirements: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, path: str) -> list[TokenizedQuestion]:
-        """SQuAD v1.1 JSON."""
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[TokenizedQuestion]:
+        """Read SQuAD v1.1 JSON."""
         contexts: dict[str, tuple[list[list[str]], Spans]] = {}  # many questions share one
         examples = []
-        for entry in readers.read_squad(path):
+        for entry in read_squad(path):
             if entry.context not in contexts:
-                contexts[entry.context] = _tokenize_context(entry.context)
+                contexts[entry.context] = _tokenize_context(entry.context, tokenizer)
             sentences, offsets = contexts[entry.context]
             spans = []
             for answer in entry.answers:
@@ -228,7 +245,7 @@ class Questions:
                 start = bisect_right(offsets, answer.start, key=lambda offset: offset[1])
                 stop = bisect_left(offsets, answer.start + len(answer.text), key=lambda offset: offset[0])
                 if start >= stop:
-                    raise ValueError(f"{path}, question {entry.id}: the answer {answer.text!r} holds no token")
+                    raise ValueError(f"{path}, question {entry.id}: the answer {answer.text!r} contains no token")
                 spans.append((start, stop))
             examples.append(
                 TokenizedQuestion(
@@ -236,7 +253,7 @@ class Questions:
                     question=entry.question,
                     sentences=sentences,
                     offsets=offsets,
-                    question_tokens=tokenize(entry.question),
+                    question_tokens=tokenizer(entry.question),
                     answers=[answer.text for answer in entry.answers],
                     spans=list(dict.fromkeys(spans)),
                 )
@@ -244,7 +261,7 @@ class Questions:
         return examples
 
     def sentences(self, example: TokenizedQuestion) -> list[list[str]]:
-        """Those of the context, and the question."""
+        """The sentences of the context, and the question."""
         return [*example.sentences, example.question_tokens]
 
     def fit(self, examples: Sequence[TokenizedQuestion]) -> dict[str, Any]:
@@ -253,27 +270,27 @@ class Questions:
 
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> AttentionFlow:
         """The network."""
-        return AttentionFlow(inputs, config=config)
+        return AttentionFlow(inputs, hidden_dim=config.hidden_dim, num_layers=config.num_layers, dropout=config.dropout)
 
     def score(self, examples: Sequence[TokenizedQuestion], predictions: Sequence[FoundAnswer]) -> dict[str, float]:
-        """Exact match and F1, as SQuAD counts them."""
-        return metrics.answer_scores([example.answers for example in examples], [found.text for found in predictions])
+        """Exact match and F1 of SQuAD."""
+        return metrics.answer_scores([example.answers for example in examples], [answer.text for answer in predictions])
 
-    def from_text(self, given: Any) -> TokenizedQuestion:
-        """A mapping of context and question; or text with a tab between them, the question first."""
-        if isinstance(given, str) and ("\t" in given or not given):
-            question, _, context = given.partition("\t")
-        elif isinstance(given, Mapping) and set(given) == {"context", "question"}:
-            question, context = given["question"], given["context"]
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> TokenizedQuestion:
+        """A mapping of context and question; or a string with a tab between them, the question first."""
+        if isinstance(text, str) and ("\t" in text or not text):
+            question, _, context = text.partition("\t")
+        elif isinstance(text, Mapping) and set(text) == {"context", "question"}:
+            question, context = text["question"], text["context"]
         else:
-            raise ValueError(f"{given!r:.100}: expected {EXPECTED}")
+            raise ValueError(f"{text!r:.100}: expected {EXPECTED}")
         if not (isinstance(question, str) and isinstance(context, str)):
-            raise ValueError(f"{given!r:.100}: context and question must both be text")
-        sentences, offsets = _tokenize_context(context)
-        return TokenizedQuestion(context, question, sentences, offsets, tokenize(question), [], [])
+            raise ValueError(f"{text!r:.100}: context and question must both be strings")
+        sentences, offsets = _tokenize_context(context, tokenizer)
+        return TokenizedQuestion(context, question, sentences, offsets, tokenizer(question), [], [])
 
     def to_json(self, example: TokenizedQuestion, prediction: FoundAnswer) -> dict[str, Any]:
-        """The answer, its place in characters (`context[start:end]`), its probability, and what was asked."""
+        """The answer, its position in characters (`context[start:end]`), its probability, question and context."""
         return {
             "question": example.question,
             "context": example.context,
@@ -284,9 +301,9 @@ class Questions:
         }
 
 
-def _tokenize_context(context: str) -> tuple[list[list[str]], Spans]:
-    """The sentences in tokens, and where each token of all sentences in a row stands."""
-    sentences = tokenize_sentences(context) or [[]]
+def _tokenize_context(context: str, tokenizer: Tokenizer) -> tuple[list[list[str]], Spans]:
+    """The sentences in tokens, and the position of each token."""
+    sentences = tokenizer.sentences(context) or [[]]
     offsets = [(token.start, token.end) for token in chain.from_iterable(sentences)]
     return [[token.text for token in sentence] for sentence in sentences], offsets
 

@@ -1,12 +1,12 @@
-"""Who did what to whom: semantic roles of the predicates of a sentence (PropBank).
+"""Semantic roles of the predicates of a sentence: who did what to whom (PropBank).
 
-Enters: sentences with their predicates, and for each predicate its arguments as spans.  Leaves: the arguments of each
-predicate.  The network is that of He et al. (2017), which the paper uses, in small: x_k and a mark of the predicate, a
-deep LSTM with highway connections whose layers turn about, an independent score for each tag, and the best sequence of
-tags under the B-/I-/O rules.
+Input: sentences with their predicates, and for each predicate its arguments as spans. Output: the arguments of each
+predicate. The network is a small version of that of He et al. (2017), which the paper uses: x_k and a mark of the
+predicate, a deep LSTM with highway connections whose layers alternate in direction, an independent score for each tag,
+and the best sequence of tags under the B-/I-/O rules.
 
-Roles are scored for the predicates that the gold names, as everyone does.  For text without them a small tagger of its
-own, trained beside, finds the predicates; it reads the same vectors and leaves them as they are.
+Roles are scored with gold predicates, as in published results. For text without them a small tagger finds the
+predicates. It is trained with the roles and reads the same vectors, but its gradients do not reach them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit import datasets as readers
+from elmokit.datasets import read_conll2012
 from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
+from elmokit.tasks.inputs import Embedded, Inputs
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.tagging import spans_of
+from elmokit.tasks.texts import read_tokens
+from elmokit.text import TREEBANK, Tokenizer
 
-INDICATOR_DIM = 50  # of the mark that says: this token is the predicate
-FINDER_DIM = 64  # units of the predicates' tagger, each direction
+INDICATOR_DIM = 50  # width of the mark of the predicate
+FINDER_DIM = 64  # units per direction of the tagger that finds predicates
 NO_TAG = -100  # the target of padding
 
 
@@ -37,9 +39,9 @@ class RoleSentence:
 
     tokens: list[str]
     predicates: list[int] | None
-    """The place of each predicate in the tokens; None: they are to be found."""
+    """Index of each predicate in the tokens; None: the predicates are to be found."""
     tags: list[list[str]]
-    """Gold: for each predicate one B-/I-/O tag a token."""
+    """Gold tags: for each predicate one B-/I-/O tag per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,24 @@ class RolePrediction:
     """The roles of a sentence."""
 
     predicates: list[int]
-    """Those that were given, or else those that were found."""
+    """Those of the example if it names them, else those that were found."""
     tags: list[list[str]]
-    """For each of them one B-/I-/O tag a token."""
+    """For each of them one B-/I-/O tag per token."""
     found: list[int]
-    """What the predicates' tagger takes for one, given or not."""
+    """The predicates that the tagger finds, in any case."""
 
 
 class HighwayLSTM(nn.Module):
     """LSTM layers that read forward and backward in turn, each with a highway around it.
 
-    With h' the LSTM's output: h_t = r_t * h'_t + (1 - r_t) * W x_t, and r_t = sigmoid(R [x_t; h'_{t-1}] + b).  In
-    He et al. the recurrence reads h; here it reads h', so that all steps of a layer are one call of torch's LSTM.
+    With h' the LSTM's output: h_t = r_t * h'_t + (1 - r_t) * W x_t, and r_t = sigmoid(R [x_t; h'_{t-1}] + b). In He et
+    al. the recurrence reads h; here it reads h', so that all steps of a layer are one call of torch's LSTM.
+
+    Args:
+        input_dim: Width D of the input.
+        hidden_dim: Units H of each layer.
+        num_layers: Number of layers. The first reads forward, the second backward, and so on.
+        dropout: Dropout after each layer.
     """
 
     def __init__(self, input_dim: int, hidden_dim: int, *, num_layers: int, dropout: float) -> None:
@@ -77,15 +85,15 @@ class HighwayLSTM(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """(B, T, D), (B, T) -> (B, T, H), zeros at padding."""
         lengths, places = mask.sum(dim=1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
-        mirror = torch.where(mask, lengths - 1 - places, places).unsqueeze(-1)  # (B, T, 1): each row by its own length
+        mirror = torch.where(mask, lengths - 1 - places, places).unsqueeze(-1)  # (B, T, 1): reverses each row's tokens
         for number, (lstm, gate, carry) in enumerate(zip(self.lstms, self.gates, self.carries, strict=True)):
             backward = number % 2 == 1
             if backward:
                 x = x.gather(1, mirror.expand_as(x))
-            h, _ = lstm(x)  # padding stands behind the tokens, so it changes nothing before it
+            h, _ = lstm(x)  # padding is after the tokens, so it does not change them
             before = nn.functional.pad(h[:, :-1], (0, 0, 1, 0))
-            share = torch.sigmoid(gate(torch.cat([x, before], dim=-1)))
-            x = share * h + (1 - share) * carry(x)
+            ratio = torch.sigmoid(gate(torch.cat([x, before], dim=-1)))
+            x = ratio * h + (1 - ratio) * carry(x)
             if backward:
                 x = x.gather(1, mirror.expand_as(x))
             x = self.dropout(x)
@@ -93,22 +101,30 @@ class HighwayLSTM(nn.Module):
 
 
 class RoleTagger(nn.Module):
-    """x_k and the predicate's mark -> highway LSTM -> a score for each tag -> the best valid sequence."""
+    """x_k and the predicate's mark -> highway LSTM -> a score for each tag -> the best valid sequence.
 
-    def __init__(self, inputs: Inputs, tags: Sequence[str], *, config: TaskConfig) -> None:
+    Args:
+        inputs: The vectors of tokens.
+        tags: The B-/I-/O tags.
+        hidden_dim: Units of each layer of the highway LSTM.
+        num_layers: Layers of the highway LSTM.
+        dropout: Dropout of all layers.
+    """
+
+    def __init__(
+        self, inputs: Inputs, tags: Sequence[str], *, hidden_dim: int, num_layers: int, dropout: float
+    ) -> None:
         super().__init__()
         self.inputs, self.tags = inputs, list(tags)
         self.rows = {tag: row for row, tag in enumerate(self.tags)}
         self.indicator = nn.Embedding(2, INDICATOR_DIM)
-        self.rnn = HighwayLSTM(
-            inputs.input_dim + INDICATOR_DIM, config.hidden_dim, num_layers=config.num_layers, dropout=config.dropout
-        )
+        self.rnn = HighwayLSTM(inputs.input_dim + INDICATOR_DIM, hidden_dim, num_layers=num_layers, dropout=dropout)
         self.scores = nn.Linear(self.rnn.output_dim + inputs.output_dim, len(self.tags))
         allowed, allowed_first = bio_rules(self.tags)
         self.decoder = CRF(len(self.tags), allowed=allowed, allowed_first=allowed_first)
-        for parameter in self.decoder.parameters():  # the rules alone: a step that they allow costs nothing
+        for parameter in self.decoder.parameters():  # only the rules: transitions that they allow score 0
             nn.init.zeros_(parameter.requires_grad_(False))
-        self.finder = BiLSTM(inputs.input_dim, FINDER_DIM, dropout=config.dropout)
+        self.finder = BiLSTM(inputs.input_dim, FINDER_DIM, dropout=dropout)
         self.is_predicate = nn.Linear(self.finder.output_dim, 1)
 
     def _find(self, embedded: Embedded) -> Tensor:
@@ -118,7 +134,7 @@ class RoleTagger(nn.Module):
         return odds
 
     def _emissions(self, embedded: Embedded, predicates: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The predicates of each sentence -> a score for each tag (N, T, K) and the mask (N, T), a row a predicate."""
+        """A score for each tag (N, T, K) and the mask (N, T), one row per predicate of the sentences."""
         device = self.inputs.device
         sentence = torch.tensor([row for row, places in enumerate(predicates) for _ in places], dtype=torch.long)
         place = torch.tensor([place for places in predicates for place in places], dtype=torch.long)
@@ -132,7 +148,7 @@ class RoleTagger(nn.Module):
         return self.scores(encoded), mask
 
     def loss(self, examples: Sequence[RoleSentence]) -> Tensor:
-        """The mean cross-entropy of the tags, and beside it that of the predicates."""
+        """The mean cross-entropy of the tags, plus that of the predicates."""
         embedded = self.inputs([example.tokens for example in examples])
         predicates = [example.predicates or [] for example in examples]
         emissions, mask = self._emissions(embedded, predicates)
@@ -140,16 +156,16 @@ class RoleTagger(nn.Module):
         for row, tags in zip(targets, (tags for example in examples for tags in example.tags), strict=True):
             row[: len(tags)] = torch.tensor([self.rows[tag] for tag in tags])
         targets = to_device(targets, emissions.device)
-        wrong = nn.functional.cross_entropy(
+        tag_loss = nn.functional.cross_entropy(
             emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG, reduction="sum"
         )
         is_predicate = torch.zeros(embedded.mask.shape)
         for row, places in zip(is_predicate, predicates, strict=True):
             row[places] = 1
-        missed = nn.functional.binary_cross_entropy_with_logits(
+        predicate_loss = nn.functional.binary_cross_entropy_with_logits(
             self._find(embedded), to_device(is_predicate, emissions.device), weight=embedded.mask, reduction="sum"
         )
-        loss: Tensor = wrong / mask.sum().clamp(min=1) + missed / embedded.mask.sum().clamp(min=1)
+        loss: Tensor = tag_loss / mask.sum().clamp(min=1) + predicate_loss / embedded.mask.sum().clamp(min=1)
         return loss
 
     def predict(self, examples: Sequence[RoleSentence]) -> list[RolePrediction]:
@@ -175,17 +191,18 @@ class SemanticRoles:
 
     metric: str = "f1"
     suffixes: tuple[str, ...] = ("_conll", ".conll")
+    requirements: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, path: str) -> list[RoleSentence]:
-        """The sentences of a CoNLL-2012 file, those without a predicate too."""
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[RoleSentence]:
+        """Read the sentences of a CoNLL-2012 file, including those without a predicate."""
         return [
             RoleSentence(
                 sentence.tokens,
                 [proposition.predicate for proposition in sentence.propositions],
                 [proposition.tags(len(sentence.tokens)) for proposition in sentence.propositions],
             )
-            for document in readers.read_conll2012(path)
+            for document in read_conll2012(path)
             for sentence in document.sentences
         ]
 
@@ -194,13 +211,19 @@ class SemanticRoles:
         return [example.tokens]
 
     def fit(self, examples: Sequence[RoleSentence]) -> dict[str, Any]:
-        """The tags; each role has both of its own, so that a span can always go on."""
+        """The tags: B- and I- of each role, so that a span can always continue."""
         roles = {tag[2:] for example in examples for tags in example.tags for tag in tags if tag != "O"}
         return {"tags": ["O", *(f"{mark}-{role}" for role in sorted(roles) for mark in "BI")]}
 
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> RoleTagger:
         """The network."""
-        return RoleTagger(inputs, fitted["tags"], config=config)
+        return RoleTagger(
+            inputs,
+            fitted["tags"],
+            hidden_dim=config.hidden_dim,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+        )
 
     def score(self, examples: Sequence[RoleSentence], predictions: Sequence[RolePrediction]) -> dict[str, float]:
         """Precision, recall and F1 of the arguments, and the F1 of the predicates that were found."""
@@ -211,21 +234,18 @@ class SemanticRoles:
         predicates = metrics.f1_of_counts(len(right & found), len(right), len(found))
         return {**metrics.role_f1(gold, predicted), "predicate_f1": predicates["f1"]}
 
-    def from_text(self, given: Any) -> RoleSentence:
-        """A sentence, see `read_tokens`; a mapping may also name the place of one token as `predicate`."""
-        predicates = None
-        if isinstance(given, Mapping) and "predicate" in given:
-            place = given["predicate"]
-            tokens = read_tokens({key: value for key, value in given.items() if key != "predicate"})
-            if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(tokens):
-                raise ValueError(f"predicate is {place!r}, expected the place of a token, 0 to {len(tokens) - 1}")
-            predicates = [place]
-        else:
-            tokens = read_tokens(given)
-        return RoleSentence(tokens, predicates, [])
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> RoleSentence:
+        """A sentence, as `read_tokens` takes it; a mapping may also have the index of one token as `predicate`."""
+        if not isinstance(text, Mapping) or "predicate" not in text:
+            return RoleSentence(read_tokens(text, tokenizer), None, [])
+        index = text["predicate"]
+        tokens = read_tokens({key: value for key, value in text.items() if key != "predicate"}, tokenizer)
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tokens):
+            raise ValueError(f"predicate is {index!r}, expected the index of a token, 0 to {len(tokens) - 1}")
+        return RoleSentence(tokens, [index], [])
 
     def to_json(self, example: RoleSentence, prediction: RolePrediction) -> dict[str, Any]:
-        """Tokens, and for each predicate its tags and the arguments that they mark, its own words (V) left out."""
+        """Tokens, and for each predicate its tags and its arguments, without the predicate's own words (V)."""
         tokens = example.tokens
         propositions = []
         for place, tags in zip(prediction.predicates, prediction.tags, strict=True):

@@ -1,8 +1,8 @@
-"""A label for a sentence: sentiment in five classes (SST-5) or two (SST-2), and any other table of labels and texts.
+"""One label per sentence: sentiment in five classes (SST-5) or two (SST-2), or any table of labels and texts.
 
-Enters: sentences with a label.  Leaves: a label and the probability of each.  The network is the biattentive classifier
-of McCann et al. (2017), which the paper uses, in small: a biLSTM, attention of the sentence on itself, a second biLSTM
-over what it found, four pools, and maxout layers.
+Input: sentences with a label. Output: a label and the probability of each. The network is a small version of the
+biattentive classifier of McCann et al. (2017), which the paper uses: a biLSTM, attention of the sentence on itself, a
+second biLSTM over both, four pools, and maxout layers.
 """
 
 from __future__ import annotations
@@ -14,38 +14,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit import datasets as readers
-from elmokit.datasets import LabelledText
+from elmokit.datasets import LabelledText, read_labelled_tsv, read_sst_trees
 from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Inputs, read_tokens
+from elmokit.tasks.inputs import Inputs
 from elmokit.tasks.layers import AttentionPool, BiLSTM, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.settings import TaskConfig
+from elmokit.tasks.texts import read_tokens
+from elmokit.text import TREEBANK, Tokenizer
 
 MAXOUT_PIECES = 4
 
 
 class BiattentiveClassifier(nn.Module):
-    """x_k -> biLSTM -> attention on itself -> biLSTM -> pools -> a score for each label."""
+    """x_k -> biLSTM -> attention on itself -> biLSTM -> pools -> a score for each label.
 
-    def __init__(self, inputs: Inputs, labels: Sequence[str], *, config: TaskConfig) -> None:
+    Args:
+        inputs: The vectors of tokens.
+        labels: The labels.
+        hidden_dim: Units of each biLSTM per direction.
+        num_layers: Layers of the first biLSTM.
+        dropout: Dropout of all layers.
+    """
+
+    def __init__(
+        self, inputs: Inputs, labels: Sequence[str], *, hidden_dim: int, num_layers: int, dropout: float
+    ) -> None:
         super().__init__()
         self.inputs, self.labels = inputs, list(labels)
         self.rows = {label: row for row, label in enumerate(self.labels)}
-        self.project = nn.Sequential(
-            nn.Linear(inputs.input_dim, config.hidden_dim), nn.ReLU(), nn.Dropout(config.dropout)
-        )
-        self.encoder = BiLSTM(
-            config.hidden_dim, config.hidden_dim, num_layers=config.num_layers, dropout=config.dropout
-        )
-        self.integrator = BiLSTM(3 * self.encoder.output_dim, config.hidden_dim)
+        self.project = nn.Sequential(nn.Linear(inputs.input_dim, hidden_dim), nn.ReLU(), nn.Dropout(dropout))
+        self.encoder = BiLSTM(hidden_dim, hidden_dim, num_layers=num_layers, dropout=dropout)
+        self.integrator = BiLSTM(3 * self.encoder.output_dim, hidden_dim)
         pooled_dim = self.integrator.output_dim + inputs.output_dim
         self.attention = AttentionPool(pooled_dim)
         self.maxouts = nn.ModuleList(
-            Maxout(wide, narrow, config.dropout)
-            for wide, narrow in ((4 * pooled_dim, config.hidden_dim), (config.hidden_dim, config.hidden_dim // 2 + 1))
+            Maxout(wide, narrow, dropout)
+            for wide, narrow in ((4 * pooled_dim, hidden_dim), (hidden_dim, hidden_dim // 2 + 1))
         )
-        self.scores = nn.Linear(config.hidden_dim // 2 + 1, len(self.labels))
+        self.scores = nn.Linear(hidden_dim // 2 + 1, len(self.labels))
 
     def _logits(self, examples: Sequence[LabelledText]) -> Tensor:
         embedded = self.inputs([example.tokens for example in examples])
@@ -74,7 +81,13 @@ class BiattentiveClassifier(nn.Module):
 
 
 class Maxout(nn.Module):
-    """Normalized, dropped out, and then the largest of several linear pieces for each output."""
+    """Layer norm, dropout, and the maximum of several linear pieces for each output.
+
+    Args:
+        input_dim: Width of the input.
+        output_dim: Width of the output.
+        dropout: Dropout of the input.
+    """
 
     def __init__(self, input_dim: int, output_dim: int, dropout: float) -> None:
         super().__init__()
@@ -93,19 +106,18 @@ class Classification:
 
     metric: str = "accuracy"
     suffixes: tuple[str, ...] = (".txt", ".tsv")
+    requirements: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, path: str) -> list[LabelledText]:
-        """Trees of the Stanford Sentiment Treebank, or a table (.tsv) of `label` and `text`."""
-        if path.removesuffix(".gz").endswith(".tsv"):
-            return readers.read_labelled_tsv(path)
-        return readers.read_sst_trees(path)
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[LabelledText]:
+        """Read trees of the Stanford Sentiment Treebank, or a table (.tsv) of `label` and `text`."""
+        return read_labelled_tsv(path) if path.removesuffix(".gz").endswith(".tsv") else read_sst_trees(path)
 
     def phrases(self, examples: Sequence[LabelledText]) -> list[LabelledText]:
-        """The labelled phrases inside them: each once with each of its labels, and none that is a sentence too."""
+        """The labelled phrases inside the examples: each once per label, without those that are an example too."""
         distinct = {(tuple(one.tokens), one.label): one for example in examples for one in example.phrases}
-        whole = {(tuple(example.tokens), example.label) for example in examples}
-        return [one for key, one in distinct.items() if key not in whole]
+        sentences = {(tuple(example.tokens), example.label) for example in examples}
+        return [one for key, one in distinct.items() if key not in sentences]
 
     def sentences(self, example: LabelledText) -> list[list[str]]:
         """The tokens."""
@@ -117,18 +129,24 @@ class Classification:
 
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> BiattentiveClassifier:
         """The network."""
-        return BiattentiveClassifier(inputs, fitted["labels"], config=config)
+        return BiattentiveClassifier(
+            inputs,
+            fitted["labels"],
+            hidden_dim=config.hidden_dim,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+        )
 
     def score(self, examples: Sequence[LabelledText], predictions: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Accuracy, and the mean F1 of the labels."""
+        """Accuracy and macro F1."""
         return metrics.accuracy([example.label for example in examples], list(map(metrics.likeliest, predictions)))
 
-    def from_text(self, given: Any) -> LabelledText:
-        """A sentence: see `read_tokens`."""
-        return LabelledText(read_tokens(given), "")
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> LabelledText:
+        """A sentence, as `read_tokens` takes it."""
+        return LabelledText(read_tokens(text, tokenizer), "")
 
     def to_json(self, example: LabelledText, prediction: dict[str, float]) -> dict[str, Any]:
-        """Tokens, the likeliest label, and the probability of each."""
+        """Tokens, the label with the highest probability, and the probability of each."""
         return {"tokens": example.tokens, "label": metrics.likeliest(prediction), "probabilities": prediction}
 
 

@@ -1,7 +1,7 @@
-"""How a task is trained: every choice of a run, flat, with its default, and the recipe file that holds them.
+"""The settings of a training, with their defaults, and the recipe files that hold them.
 
-Enters: the name of a task or a TOML file, and `key=value` overrides.  Leaves: a `TaskConfig`; an unknown key, a wrong
-type or values that do not fit together are a ValueError that names the source and the key.
+Input: the name of a task or a recipe, and `key=value` overrides. Output: a `TaskConfig`. An unknown key, a wrong type
+or values that do not fit together are a ValueError that names the source and the key.
 """
 
 from __future__ import annotations
@@ -20,65 +20,73 @@ ElmoAt = Literal["none", "input", "both"]
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """One training of one task."""
+    """The settings of one training."""
 
     task: str
     """ner, chunking, pos, sentiment, …: see `elmokit.tasks.TASKS`."""
     train: Files
-    """One file, or several that are read one after the other."""
+    """Training files: one, or several."""
     out: str
-    """The folder of the run, and then of the trained task."""
+    """Folder of the run and of the trained task."""
     dev: Files | None = None
-    """Chooses the best epoch; null: the last tenth of `train`, which is then left out of it."""
+    """Files that choose the best epoch; null: the last tenth of `train`, which is then not trained on."""
     test: Files | None = None
-    """Scored once, with the best weights."""
+    """Files that are scored once, with the best weights."""
     share: float = 1.0
-    """Train on this part of the training examples, drawn by `seed`; they are repeated to the epoch of all of them."""
+    """Fraction of the training examples to train on, drawn by `seed`. They are repeated, so that an epoch has the same
+    number of updates."""
     phrases: bool = False
-    """Train on the labelled phrases inside the training sentences too, which sentiment's trees have."""
+    """Train also on the labelled phrases inside the training sentences (trees of sentiment)."""
 
     elmo: str | None = None
     """The biLM: a folder, an official name, a Hugging Face id; null: the model that comes with elmokit."""
     elmo_at: ElmoAt = "input"
-    """Where ELMo's vectors join: nowhere, at the task's input, or also at its RNN's output with a second mix."""
+    """Where ELMo's vectors are added: nowhere, at the task's input, or also at its RNN's output with a second mix."""
     tune: bool = False
-    """Train the biLM too; it is then saved with the task."""
+    """Train the biLM too. It is then saved with the task."""
     mix_l2: float = 0.001
-    """The lambda of the mixes' weights."""
+    """Weight of the L2 regularization of the mixes' layer weights."""
     elmo_dropout: float = 0.5
+    """Dropout of ELMo's mixes."""
     vectors: str = "trained"
-    """A file or folder of static word vectors, which stay as they are; "trained": learned with the task."""
+    """A file or folder of static word vectors, which are not trained; "trained": word vectors are trained."""
     word_dim: int = 50
-    """Width of trained vectors; 0: none."""
+    """Width of trained word vectors; 0: none."""
     char_dim: int = 50
-    """Filters of the convolution over a word's characters; 0: none."""
+    """Number of filters of the convolution over a word's characters; 0: none."""
 
     hidden_dim: int = 200
-    """Units of an RNN, each direction."""
+    """Units of the task's RNN per direction."""
     num_layers: int = 1
-    """Layers of the task's RNN."""
+    """Number of layers of the task's RNN."""
     dropout: float = 0.5
+    """Dropout of the task's network."""
 
     optimizer: Literal["adam", "adamw"] = "adam"
+    """The optimizer."""
     learning_rate: float = 1e-3
+    """Learning rate of the task's network and of ELMo's mixes."""
     tune_learning_rate: float = 1e-4
-    """That of the biLM, where it is trained."""
+    """Learning rate of the biLM, if it is trained."""
     weight_decay: float = 0.0
+    """Weight decay of the optimizer."""
     rate_decay: float = 0.5
     """The learning rates are multiplied by this after every two epochs in a row without a better dev score."""
     clip_norm: float = 5.0
     """Largest norm of all gradients together."""
     batch_size: int = 32
-    """Examples of an update, alike in length."""
+    """Number of examples per update; they are of similar length."""
     epochs: int = 40
+    """Largest number of epochs."""
     patience: int = 6
-    """Stop after so many epochs in a row without a better dev score."""
+    """Number of epochs in a row without a better dev score after which training stops."""
 
     seed: int = 1
+    """Seed of everything random."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:1"; "auto": a GPU where there is one."""
     cache: str | None = None
-    """Folder of the frozen biLM's vectors; null: elmokit's cache folder.  What lies there may be deleted."""
+    """Folder of the frozen biLM's vectors; null: elmokit's cache folder. Its files may be deleted."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -98,7 +106,7 @@ class TaskConfig:
                 raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)}")
         for name in ("train", "dev", "test", "out", "vectors"):
             if getattr(self, name) in ("", ()):
-                raise ValueError(f"{name} is empty: name a file or a folder")
+                raise ValueError(f"{name} is empty: pass a file or a folder")
         if self.tune and self.elmo_at == "none":
             raise ValueError('tune trains the biLM, but elmo_at is "none": set elmo_at to "input" or "both"')
         if self.elmo_at == "none" and not self.char_dim and self.vectors == "trained" and not self.word_dim:
@@ -106,16 +114,22 @@ class TaskConfig:
 
 
 def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]) -> TaskConfig:
-    """The config of a task's name (a key of `defaults`) or of a TOML file that names its task, changed by `overrides`.
+    """Load the settings of a training.
 
-    What neither says is as `defaults` has it for that task, and else as `TaskConfig` has it.
+    Args:
+        recipe: The name of a task, the name of a recipe of the package, or a TOML file that names its task.
+        defaults: For each task its defaults. They come before those of `TaskConfig`.
+        overrides: Settings that replace those of the recipe.
+
+    Raises:
+        ValueError: If there is no such recipe, or a setting is wrong. The message names it.
     """
     values: dict[str, Any] = {"task": recipe}
     if recipe not in defaults:
         if not recipe.endswith(".toml") and recipe not in recipe_names("tasks"):
             raise ValueError(
-                f"{recipe!r} is no task and no recipe; tasks: {', '.join(sorted(defaults))}; "
-                f"recipes: {', '.join(recipe_names('tasks'))}; or name a .toml file"
+                f"{recipe!r} is not a task or a recipe; tasks: {', '.join(sorted(defaults))}; "
+                f"recipes: {', '.join(recipe_names('tasks'))}; or pass a .toml file"
             )
         values = read_recipe(recipe, "tasks")
         if values.get("task") not in defaults:
@@ -127,10 +141,21 @@ def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], override
 
 
 def find_files(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The files of a data folder whose names say train, dev (or valid) and test, plain or gzipped."""
+    """Find the files of a data folder.
+
+    Args:
+        folder: The folder.
+        suffixes: Suffixes of the files, without `.gz`.
+
+    Returns:
+        The files with train, dev (or valid) and test in their names, by "train", "dev" and "test".
+
+    Raises:
+        ValueError: If there is no such folder, or no training file in it.
+    """
     if not Path(folder).is_dir():
-        raise ValueError(f"{folder}: there is no such folder")
-    found: dict[str, tuple[str, ...]] = {}
+        raise ValueError(f"{folder}: no such folder")
+    files: dict[str, tuple[str, ...]] = {}
     for part, pattern in {"train": "train", "dev": "dev|valid", "test": "test"}.items():
         names = [
             str(path)
@@ -138,7 +163,7 @@ def find_files(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[str, .
             if path.name.removesuffix(".gz").endswith(suffixes) and re.search(rf"(?<![a-z])({pattern})", path.name)
         ]
         if names:
-            found[part] = tuple(names)
-    if "train" not in found:
-        raise ValueError(f"{folder}: no file with `train` in its name and one of {', '.join(suffixes)} at its end")
-    return found
+            files[part] = tuple(names)
+    if "train" not in files:
+        raise ValueError(f"{folder}: no file with `train` in its name and one of the suffixes {', '.join(suffixes)}")
+    return files

@@ -1,41 +1,50 @@
-"""A tag for each token: named entities, chunks, parts of speech.
+"""One tag per token: named entities, chunks, parts of speech.
 
-Enters: sentences with tags.  Leaves: tags, and where they are of the B-/I-/O scheme the spans that they mark.  The
-network is that of the paper's named entities (Lample et al., 2016; Peters et al., 2017): characters and words, a biLSTM
-and, for spans, a conditional random field that never decodes an I- without its B-.
+Input: sentences with tags. Output: tags, and for tags of the B-/I-/O scheme the spans that they mark. The network is
+that of the paper for named entities (Lample et al., 2016; Peters et al., 2017): characters and words, a biLSTM and, for
+spans, a conditional random field that never decodes an I- without its B-.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from elmokit import datasets as readers
-from elmokit.datasets import TaggedSentence
+from elmokit.datasets import TaggedSentence, read_conll2000, read_conllu, read_entities
 from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Embedded, Inputs, read_tokens
-from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
+from elmokit.tasks.inputs import Embedded, Inputs
+from elmokit.tasks.layers import CRF, BiLSTM, bio_rules
 from elmokit.tasks.settings import TaskConfig
+from elmokit.tasks.texts import read_tokens
+from elmokit.text import TREEBANK, Tokenizer
 
-NO_TAG = -100  # the target of padding, and of a tag that training did not have
+NO_TAG = -100  # the target of padding
 
 
 class Tagger(nn.Module):
-    """x_k -> biLSTM -> a score for each tag -> the best sequence (spans) or the best tag of each token."""
+    """x_k -> biLSTM -> a score for each tag -> the best sequence (spans) or the best tag of each token.
 
-    def __init__(self, inputs: Inputs, tags: Sequence[str], *, spans: bool, config: TaskConfig) -> None:
+    Args:
+        inputs: The vectors of tokens.
+        tags: The tags.
+        spans: The tags are B-, I- and O: a CRF decodes them.
+        hidden_dim: Units of the biLSTM per direction.
+        num_layers: Layers of the biLSTM.
+        dropout: Dropout of the biLSTM.
+    """
+
+    def __init__(
+        self, inputs: Inputs, tags: Sequence[str], *, spans: bool, hidden_dim: int, num_layers: int, dropout: float
+    ) -> None:
         super().__init__()
         self.inputs, self.tags = inputs, list(tags)
         self.rows = {tag: row for row, tag in enumerate(self.tags)}
-        self.rnn = BiLSTM(inputs.input_dim, config.hidden_dim, num_layers=config.num_layers, dropout=config.dropout)
-        self.dropout = LockedDropout(config.dropout)
+        self.rnn = BiLSTM(inputs.input_dim, hidden_dim, num_layers=num_layers, dropout=dropout)
         self.scores = nn.Linear(self.rnn.output_dim + inputs.output_dim, len(self.tags))
         self.crf: CRF | None = None
         if spans:
@@ -48,7 +57,7 @@ class Tagger(nn.Module):
         return self.scores(torch.cat([encoded, embedded.output], dim=-1)), embedded  # (B, T, K)
 
     def loss(self, examples: Sequence[TaggedSentence]) -> Tensor:
-        """Minus the log-likelihood of the tags: of a sentence with a CRF, of a token without."""
+        """The mean negative log-likelihood of the tags: per sentence with a CRF, per token without."""
         emissions, embedded = self._emissions(examples)
         targets = torch.full(embedded.mask.shape, NO_TAG)
         for row, example in zip(targets, examples, strict=True):
@@ -73,20 +82,22 @@ class Tagger(nn.Module):
 
 @dataclass(frozen=True)
 class Tagging:
-    """Tagging as a task (`task.Task`); `spans`: the tags are B-, I- and O."""
+    """Tagging as a task (`task.Task`)."""
 
     reader: Callable[[str], list[TaggedSentence]]
     spans: bool
+    """The tags are B-, I- and O."""
     suffixes: tuple[str, ...]
+    requirements: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
-        """The F1 of spans, or the accuracy of tags."""
+        """F1 of spans, or accuracy of tags."""
         return "f1" if self.spans else "accuracy"
 
-    def read(self, path: str) -> list[TaggedSentence]:
-        """The sentences of a file; IOB1 (CoNLL-2003), whose spans may begin with I-, is read as B-/I-/O."""
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[TaggedSentence]:
+        """Read the sentences of a file; tags of IOB1 (CoNLL-2003) become B-/I-/O."""
         sentences = self.reader(path)
         return [TaggedSentence(s.tokens, to_bio(s.tags)) for s in sentences] if self.spans else sentences
 
@@ -101,19 +112,26 @@ class Tagging:
 
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> Tagger:
         """The network."""
-        return Tagger(inputs, fitted["tags"], spans=self.spans, config=config)
+        return Tagger(
+            inputs,
+            fitted["tags"],
+            spans=self.spans,
+            hidden_dim=config.hidden_dim,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+        )
 
     def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
-        """Of spans or tags."""
+        """Scores of spans or tags."""
         score = metrics.entity_f1 if self.spans else metrics.tag_accuracy
         return score([example.tags for example in examples], predictions)
 
-    def from_text(self, given: Any) -> TaggedSentence:
-        """A sentence: see `read_tokens`."""
-        return TaggedSentence(read_tokens(given), [])
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> TaggedSentence:
+        """A sentence, as `read_tokens` takes it."""
+        return TaggedSentence(read_tokens(text, tokenizer), [])
 
     def to_json(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:
-        """Tokens and tags; spans with their label, their text and their place: tokens[start:end]."""
+        """Tokens and tags; spans with label, text and position: tokens[start:end]."""
         result: dict[str, Any] = {"tokens": example.tokens, "tags": prediction}
         if self.spans:
             result["spans"] = [
@@ -124,7 +142,7 @@ class Tagging:
 
 
 def to_bio(tags: Sequence[str]) -> list[str]:
-    """IOB1 or B-/I-/O -> B-/I-/O: an I- that goes on with nothing begins a span."""
+    """Convert tags of IOB1 or B-/I-/O to B-/I-/O: an I- that continues no span becomes a B-."""
     before = ["O", *tags]
     return [
         f"B-{tag[2:]}" if tag.startswith("I-") and before[place][2:] != tag[2:] else tag
@@ -133,7 +151,14 @@ def to_bio(tags: Sequence[str]) -> list[str]:
 
 
 def spans_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """B-/I-/O tags -> (label, start, end) of each span, its end behind its last token."""
+    """The spans of B-/I-/O tags.
+
+    Args:
+        tags: One tag per token.
+
+    Returns:
+        (label, start, end) of each span, `tokens[start:end]`.
+    """
     spans: list[tuple[str, int, int]] = []
     for place, tag in enumerate(tags):
         if tag.startswith("B-"):
@@ -144,16 +169,6 @@ def spans_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return spans
 
 
-def read_entities(path: str) -> list[TaggedSentence]:
-    """Two columns (WNUT17, LitBank) or the four of CoNLL-2003."""
-    if Path(path).is_file():  # where not, the reader says so
-        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", errors="replace") as file:
-            lines = (line.split() for line in file if not line.startswith("-DOCSTART-"))
-            if len(next(filter(None, lines), [])) == 4:
-                return readers.read_conll2003(path)
-    return readers.read_bio(path)
-
-
-NER = Tagging(read_entities, spans=True, suffixes=(".conll", ".bio", ".txt"))
-CHUNKING = Tagging(readers.read_conll2000, spans=True, suffixes=(".txt",))
-POS = Tagging(readers.read_conllu, spans=False, suffixes=(".conllu",))
+NER = Tagging(read_entities, spans=True, suffixes=(".conll", ".bio", ".txt"), requirements=("seqeval",))
+CHUNKING = Tagging(read_conll2000, spans=True, suffixes=(".txt",), requirements=("seqeval",))
+POS = Tagging(read_conllu, spans=False, suffixes=(".conllu",), requirements=("conllu",))

@@ -1,15 +1,15 @@
 """One trainer for all tasks: from a `TaskConfig` to a folder that `load_task` reads.
 
-It reads the files, builds the network, has the frozen biLM's vectors on disk, trains, measures on dev after every
-epoch, keeps the best weights, and scores test with them once.
+It reads the files, builds the network, stores the layers of a frozen biLM on disk, trains, computes the dev scores
+after every epoch, keeps the best weights, and scores test with them once.
 
-    out/config.json, model.safetensors   the trained task (with bilm/ where the biLM was trained too)
-    out/metrics.jsonl                    loss and scores of each epoch
-    out/result.json                      written last: the run is finished; `train` then gives it back at once
-    out/checkpoints/                     while it runs
+    out/config.json, model.safetensors   the trained task (with bilm/ if the biLM was trained too)
+    out/metrics.jsonl                    loss and dev scores of each epoch
+    out/result.json                      written last: the run is finished, and `train` returns it at once
+    out/checkpoints/                     while the run is not finished
 
-A training that was killed goes on when `train` is called again, to the same weights and numbers: everything random in
-an epoch is drawn from the seed and the epoch's number.
+A run that was stopped resumes when `train` is called again, and ends with the same weights and numbers: everything
+random in an epoch is drawn from the seed and the epoch's number.
 """
 
 from __future__ import annotations
@@ -30,48 +30,51 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from elmokit.files import write_json
+from elmokit.model import ELMo
+from elmokit.network import find_device
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage.snapshots import Snapshot, Snapshots
 from elmokit.tasks.settings import TaskConfig
-from elmokit.tasks.task import (
+from elmokit.tasks.task import HasPhrases, Task, check_requirements, find_task, read_files
+from elmokit.tasks.trained import (
     BILM_FOLDER,
+    BILM_PREFIX,
     WEIGHTS_FILE,
-    HasPhrases,
-    Task,
     assemble,
-    find_device,
-    find_task,
+    load_elmo,
+    load_network_state,
     load_weights,
-    read_files,
+    network_state,
 )
+from elmokit.text import TREEBANK
 
 logger = logging.getLogger(__name__)
 
 RUN_FILE, RESULT_FILE, METRICS_FILE, CHECKPOINT_FOLDER = "run.json", "result.json", "metrics.jsonl", "checkpoints"
-POOLED_BATCHES = 50  # so many are sorted by length together: alike enough to pad little, and still shuffled
-DECAY_EPOCHS = 2  # without a better dev score, until the learning rate falls
-TRAINED_WORD_COUNT = 2  # words seen less often share the vector of unknown words, which learns from them
+POOLED_BATCHES = 50  # batches that are sorted by length together: little padding, and still shuffled
+DECAY_EPOCHS = 2  # epochs without a better dev score until the learning rate is lowered
+TRAINED_WORD_COUNT = 2  # rarer words share the vector of unknown words, which learns from them
 
 E = TypeVar("E")  # an example of a task
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands."""
+    """Progress of a training."""
 
     stage: str
-    """"vectors", or "epoch"."""
+    """"vectors" while the frozen biLM runs, or "epoch"."""
     done: int
+    """Number of sentences that are embedded, or of updates in this epoch."""
     total: int
-    """Sentences embedded, or updates of this epoch."""
+    """Number of all sentences, or of all updates of the epoch."""
     epoch: int = 0
     loss: float = math.nan
     scores: dict[str, float] | None = None
-    """On dev, once an epoch is over."""
+    """Dev scores, at the end of an epoch."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -89,12 +92,12 @@ class TaskResult:
     best_epoch: int
     epochs: int
     mix_weights: list[list[float]]
-    """The learned share of each biLM layer, for each mix."""
+    """The learned weights of the biLM's layers, which add up to 1, for each mix."""
     seconds: float
 
     @property
     def score(self) -> float:
-        """The task's own score: on test where there is one, else on dev."""
+        """The task's metric: on test if there is a test file, else on dev."""
         return (self.dev if self.test is None else self.test)[self.metric]
 
 
@@ -102,8 +105,21 @@ class TaskResult:
 
 
 def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskResult:
-    """Train as `config` says, or go on where that was stopped, or give back the result of a run that is finished."""
+    """Train a task.
+
+    Args:
+        config: The settings. A run in `config.out` that was stopped resumes; the result of a finished one is returned.
+        on_progress: Called during training.
+
+    Returns:
+        The scores, and where the trained task is.
+
+    Raises:
+        ImportError: If an optional module that the task needs is not installed.
+        ValueError: If settings or files are wrong, or `config.out` has a run with other settings.
+    """
     out, task = Path(config.out), find_task(config.task)
+    check_requirements(task)
     _refuse_another_run(out, config)
     if (out / RESULT_FILE).is_file():
         return from_mapping(TaskResult, read_json(out / RESULT_FILE), source=str(out / RESULT_FILE))
@@ -111,7 +127,7 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         run = _Run(config, task, out, device, on_progress)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / RUN_FILE, _identity(config))  # not before the data could be read
+        write_json(out / RUN_FILE, _identity(config))  # after the data was read without an error
         return run.run()
 
 
@@ -123,37 +139,39 @@ class _Run:
     ) -> None:
         self.config, self.task, self.out = config, task, out
         self.report = report or (lambda _: None)
-        self.began = time.perf_counter()
-        everything = read_files(task, config.train)
-        self.dev = [] if config.dev is None else read_files(task, config.dev)
-        self.test = [] if config.test is None else read_files(task, config.test)
-        parts = [everything, self.dev, self.test]
+        self.start_time = time.perf_counter()
+        elmo = load_elmo(config, device)
+        tokenizer = TREEBANK if elmo is None else elmo.tokenizer
+        train_examples = read_files(task, config.train, tokenizer)
+        self.dev = [] if config.dev is None else read_files(task, config.dev, tokenizer)
+        self.test = [] if config.test is None else read_files(task, config.test, tokenizer)
+        parts = [train_examples, self.dev, self.test]
         if config.dev is None:
-            if len(everything) < 2:
-                raise ValueError(f"{config.train}: one example is too few to hold out a part of them: give dev")
-            held_out = max(1, len(everything) // 10)
-            everything, self.dev = everything[:-held_out], everything[-held_out:]
-        self.examples = _draw(everything, config.share, config.seed)
+            if len(train_examples) < 2:
+                raise ValueError(f"{config.train}: one example is too few to hold out a dev set: pass dev")
+            num_dev = max(1, len(train_examples) // 10)
+            train_examples, self.dev = train_examples[:-num_dev], train_examples[-num_dev:]
+        self.examples = _draw(train_examples, config.share, config.seed)
         if config.phrases:
             self.examples = self.examples + _phrases(task, config, self.examples)
         fitted = task.fit(self.examples)
         words = _frequent_words(task, self.examples) if config.vectors == "trained" and config.word_dim else []
         torch.manual_seed(config.seed)
-        self.trained = assemble(task, config, fitted, words, device, elmo_folder=None)
+        self.trained = assemble(task, config, fitted, words, elmo, device)
         frozen = self.trained.network.inputs.frozen
         if frozen is not None:
             if config.phrases:
-                parts.append(_phrases(task, config, everything))
-            for part in parts:  # as the files have them, so that another share or seed finds the same vectors
+                parts.append(_phrases(task, config, train_examples))
+            for part in parts:  # complete files, so that another share or seed reads the same vectors
                 sentences = chain.from_iterable(map(task.sentences, part))
-                frozen.prepare(list(sentences), lambda done, of: self.report(Progress("vectors", done, of)))
+                frozen.prepare(list(sentences), lambda done, total: self.report(Progress("vectors", done, total)))
         self.optimizer = _optimizer(config, self.module)
         self.snapshots = Snapshots(out / CHECKPOINT_FOLDER)
         self.epoch, self.best_epoch, self.best, self.metrics_size = 0, 0, dict[str, float](), 0
 
     @property
     def module(self) -> nn.Module:
-        """The network as torch sees it."""
+        """The network as an `nn.Module`."""
         assert isinstance(self.trained.network, nn.Module)
         return self.trained.network
 
@@ -172,19 +190,35 @@ class _Run:
             best_epoch=self.best_epoch,
             epochs=self.epoch,
             mix_weights=self.trained.network.inputs.mix_weights(),
-            seconds=time.perf_counter() - self.began,
+            seconds=time.perf_counter() - self.start_time,
         )
         write_json(self.out / RESULT_FILE, dataclasses.asdict(result))
         shutil.rmtree(self.out / CHECKPOINT_FOLDER, ignore_errors=True)
         return result
 
     def _epoch(self) -> None:
+        """One epoch: its updates, the dev scores, and a checkpoint."""
         self.epoch += 1
         config = self.config
         torch.manual_seed(config.seed * 1_000_003 + self.epoch)
-        rounds = round(1 / config.share)  # a share is read as often as gives the updates of all: an epoch stays one
+        rounds = round(1 / config.share)  # a share is read as often as gives the number of updates of all examples
         examples = [example for _ in range(rounds) for example in self.examples]
         batches = _shuffled_batches(examples, self.trained.size, config.batch_size, (config.seed, self.epoch))
+        mean_loss = self._update(batches)
+        scores = self.trained.score(self.dev)
+        metric = self.task.metric
+        if not self.best or scores[metric] > self.best[metric]:
+            self.best, self.best_epoch = scores, self.epoch
+            self.trained.save(self.out)
+        elif (self.epoch - self.best_epoch) % DECAY_EPOCHS == 0:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= config.rate_decay
+        self._save({"epoch": self.epoch, "loss": mean_loss, **scores})
+        self.report(Progress("epoch", len(batches), len(batches), self.epoch, mean_loss, scores))
+
+    def _update(self, batches: Sequence[Sequence[Any]]) -> float:
+        """Update the weights on each batch, and return the mean loss."""
+        config = self.config
         self.module.train()
         total = 0.0
         for number, batch in enumerate(batches, start=1):
@@ -201,37 +235,28 @@ class _Run:
                 raise ValueError(f"{self.out}: the loss of {where} is {loss.item()}: lower learning_rate")
             if number < len(batches):
                 self.report(Progress("epoch", number, len(batches), self.epoch, total / number))
-        scores = self.trained.score(self.dev)
-        metric = self.task.metric
-        if not self.best or scores[metric] > self.best[metric]:
-            self.best, self.best_epoch = scores, self.epoch
-            self.trained.save(self.out)
-        elif (self.epoch - self.best_epoch) % DECAY_EPOCHS == 0:
-            for group in self.optimizer.param_groups:
-                group["lr"] *= config.rate_decay
-        mean = total / len(batches)
-        self._save({"epoch": self.epoch, "loss": mean, **scores})
-        self.report(Progress("epoch", len(batches), len(batches), self.epoch, mean, scores))
+        return total / len(batches)
 
-    # ---- stop and go on ----
+    # ---- stop and resume ----
 
     def _save(self, metrics: dict[str, float]) -> None:
         with open(self.out / METRICS_FILE, "a", encoding="utf-8") as file:
-            file.truncate(self.metrics_size)  # of an epoch that is done again
+            file.truncate(self.metrics_size)  # removes the line of an epoch that is repeated
             file.seek(0, os.SEEK_END)
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
             self.metrics_size = file.tell()
-        tensors = {f"network.{name}": tensor for name, tensor in self.module.state_dict().items()}
-        for number, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
+        state = network_state(self.trained.network, with_bilm=self.config.tune)
+        tensors = {f"network.{name}": tensor for name, tensor in state.items()}
+        for number, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in moments.items()}
         values = {
             "best": self.best,
             "best_epoch": self.best_epoch,
             "metrics_size": self.metrics_size,
             "rates": [group["lr"] for group in self.optimizer.param_groups],
-            "seconds": time.perf_counter() - self.began,
+            "seconds": time.perf_counter() - self.start_time,
         }
         self.snapshots.save(Snapshot(self.epoch, tensors, values))
 
@@ -240,9 +265,11 @@ class _Run:
         if newest is None:
             return
         snapshot = self.snapshots.load(newest)
-        self.module.load_state_dict(_under("network.", snapshot.tensors))
+        weights = _with_prefix("network.", snapshot.tensors)
+        source = str(self.out / CHECKPOINT_FOLDER)
+        load_network_state(self.trained.network, weights, with_bilm=self.config.tune, source=source)
         states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under("optimizer.", snapshot.tensors).items():
+        for name, tensor in _with_prefix("optimizer.", snapshot.tensors).items():
             number, key = name.split(".")
             states.setdefault(int(number), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
@@ -250,34 +277,37 @@ class _Run:
             group["lr"] = rate
         self.epoch, self.best_epoch = newest, snapshot.values["best_epoch"]
         self.best, self.metrics_size = snapshot.values["best"], snapshot.values["metrics_size"]
-        self.began -= snapshot.values["seconds"]
-        logger.info("%s: goes on after epoch %d", self.out, newest)
+        self.start_time -= snapshot.values["seconds"]
+        logger.info("%s: resumes after epoch %d", self.out, newest)
 
     def _load_best(self) -> None:
+        """Set the weights to those of the best epoch."""
         if self.best_epoch == self.epoch:
             return
-        if self.config.tune:
-            bilm = load_file(self.out / BILM_FOLDER / WEIGHTS_FILE)
-            elmo = self.trained.network.inputs.elmo
-            assert elmo is not None
-            elmo.bilm.load_state_dict(bilm)
-        load_weights(self.module, self.out / WEIGHTS_FILE)
+        elmo = self.trained.network.inputs.elmo
+        if elmo is not None and self.config.tune:
+            best = ELMo.from_pretrained(self.out / BILM_FOLDER)
+            elmo.bilm.load_state_dict(best.bilm.state_dict())
+        load_weights(self.trained.network, self.out / WEIGHTS_FILE)
 
 
 def _draw(examples: list[E], share: float, seed: int) -> list[E]:
+    """A random sample of the examples."""
     if share == 1:
         return examples
     return random.Random(f"share {seed}").sample(examples, max(1, round(share * len(examples))))
 
 
 def _phrases(task: Task[E, Any], config: TaskConfig, examples: Sequence[E]) -> list[E]:
-    found = task.phrases(examples) if isinstance(task, HasPhrases) else []
-    if not found:
+    """The labelled phrases inside examples."""
+    phrases = task.phrases(examples) if isinstance(task, HasPhrases) else []
+    if not phrases:
         raise ValueError(f"phrases is set, but {config.task} finds no labelled phrases in {config.train}: leave it out")
-    return found
+    return phrases
 
 
 def _frequent_words(task: Task[E, Any], examples: Sequence[E]) -> list[str]:
+    """Lowercase words that have a trained vector."""
     counts = Counter(word.lower() for e in examples for tokens in task.sentences(e) for word in tokens)
     return sorted(word for word, count in counts.items() if count >= TRAINED_WORD_COUNT)
 
@@ -285,49 +315,52 @@ def _frequent_words(task: Task[E, Any], examples: Sequence[E]) -> list[str]:
 def _shuffled_batches(
     examples: Sequence[E], size: Callable[[E], int], batch_size: int, seed: tuple[int, int]
 ) -> list[list[E]]:
-    """All examples in a random order, in batches of about one length."""
-    chance = random.Random(f"batches {seed}")
+    """All examples in random order, in batches of similar length."""
+    generator = random.Random(f"batches {seed}")
     order = list(examples)
-    chance.shuffle(order)
+    generator.shuffle(order)
     pool = batch_size * POOLED_BATCHES
     batches = []
     for begin in range(0, len(order), pool):
-        alike = sorted(order[begin : begin + pool], key=size)
-        batches += [alike[first : first + batch_size] for first in range(0, len(alike), batch_size)]
-    chance.shuffle(batches)
+        by_length = sorted(order[begin : begin + pool], key=size)
+        batches += [by_length[first : first + batch_size] for first in range(0, len(by_length), batch_size)]
+    generator.shuffle(batches)
     return batches
 
 
 def _optimizer(config: TaskConfig, module: nn.Module) -> torch.optim.Optimizer:
-    groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+    """Two groups of parameters: the task with ELMo's mixes, and the biLM if it is trained."""
+    task: list[nn.Parameter] = []
+    bilm: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            groups[name.startswith("inputs.elmo.")].append(parameter)
-    settings: list[dict[str, Any]] = [{"params": groups[False], "lr": config.learning_rate}]
-    if groups[True]:
-        settings.append({"params": groups[True], "lr": config.tune_learning_rate})
+            (bilm if name.startswith(BILM_PREFIX) else task).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": task, "lr": config.learning_rate}]
+    if bilm:
+        groups.append({"params": bilm, "lr": config.tune_learning_rate})
     if config.optimizer == "adam":
-        return torch.optim.Adam(settings, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(settings, weight_decay=config.weight_decay)
+        return torch.optim.Adam(groups, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(groups, weight_decay=config.weight_decay)
 
 
 def _identity(config: TaskConfig) -> dict[str, Any]:
-    """What makes two runs the same, wherever they run."""
+    """The settings that two runs must share to be the same."""
     return {**to_mapping(config), "device": None, "cache": None, "out": None}
 
 
 def _refuse_another_run(out: Path, config: TaskConfig) -> None:
     if not (out / RUN_FILE).is_file():
         return
-    unsaid = {one.name: one.default for one in dataclasses.fields(config) if one.default is not dataclasses.MISSING}
-    ours, theirs = _identity(config), {**unsaid, **read_json(out / RUN_FILE)}  # an older run has fewer settings
-    for key in sorted(ours | theirs):
-        if ours.get(key) != theirs.get(key):
+    defaults = {one.name: one.default for one in dataclasses.fields(config) if one.default is not dataclasses.MISSING}
+    new, old = _identity(config), {**defaults, **read_json(out / RUN_FILE)}  # an older run has fewer settings
+    for key in sorted(new | old):
+        if new.get(key) != old.get(key):
             raise ValueError(
-                f"{out}: holds a run with {key} = {theirs.get(key)!r}, not {ours.get(key)!r}: name another folder, "
+                f"{out}: contains a run with {key} = {old.get(key)!r}, not {new.get(key)!r}: choose another folder, "
                 "or delete this one"
             )
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have the prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
