@@ -140,7 +140,7 @@ def test_the_real_sense_files_give_the_published_first_sense_baseline(tasks):
 
 
 @pytest.mark.slow
-def test_the_real_semcor_is_read_whole(tasks):
+def test_the_real_semcor_is_read_completely(tasks):
     sentences = read_wsd(tasks / "wsd" / "semcor" / "semcor.data.xml.gz")
     instances = [instance for sentence in sentences for instance in sentence.instances]
     assert (len(sentences), sum(len(sentence.tokens) for sentence in sentences)) == (37176, 778587)

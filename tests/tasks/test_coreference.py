@@ -229,7 +229,7 @@ def test_marginal_loss_is_that_of_probabilities():
     torch.testing.assert_close(marginal_loss(scores, right), -torch.stack([first, second]).log())
 
 
-def test_links_make_clusters_and_single_mentions_stand_only_where_they_may():
+def test_links_make_clusters_and_single_mentions_only_where_they_are_allowed():
     spans = [0 * MAX_WIDTH, 1 * MAX_WIDTH + 1, 3 * MAX_WIDTH, 4 * MAX_WIDTH, 5 * MAX_WIDTH]
     found = coreference._clusters(spans, [-1, -1, 0, 2, -1], [False, True, False, False, False])
     assert found == [[(0, 1), (3, 4), (4, 5)], [(1, 3)]]
@@ -267,9 +267,7 @@ def test_training_reads_a_part_of_a_long_document_with_the_mentions_in_it(monkey
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 @pytest.mark.parametrize("name", ["coreference", "pronouns"])
-def test_a_few_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(
-    small, monkeypatch, name, elmo_at, device
-):
+def test_a_few_examples_are_memorized_and_the_saved_task_answers_the_same(small, monkeypatch, name, elmo_at, device):
     monkeypatch.setattr(coreference, "SPANS_PER_TOKEN", 0.5)  # every third token of so short a text begins a mention
     config = small(name, elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
     metric = TASKS[name].metric
@@ -379,7 +377,7 @@ GAP = {
         (["a", ["b"]], "token"),
     ],
 )
-def test_what_is_no_document_is_refused(given, message):
+def test_a_value_that_is_not_a_document_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         PRONOUNS.from_text(given)
     if "pronoun" not in str(given):

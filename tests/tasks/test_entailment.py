@@ -97,7 +97,7 @@ def test_the_files_of_a_data_folder_are_found(tmp_path):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_pairs_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+def test_ten_pairs_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=60, patience=60, rate_decay=1.0)
 
     class LearnedError(Exception):
@@ -127,7 +127,7 @@ def test_a_task_that_was_saved_and_loaded_gives_the_same_probabilities(small, tm
 
 
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_a_pair_is_answered_alike_alone_and_in_any_batch_also_where_a_sentence_is_empty(small, elmo_at):
+def test_a_pair_is_answered_the_same_alone_and_in_any_batch_and_where_a_sentence_is_empty(small, elmo_at):
     config = small(elmo_at=elmo_at, batch_size=32)
     train(config)
     trained = load_task(config.out)
@@ -156,7 +156,7 @@ def test_premise_and_hypothesis_are_not_interchangeable_nor_read_across_pairs(sm
 @pytest.mark.parametrize(
     "given", ["no tab", "a\tb\tc", ["a", "b"], {"premise": "a"}, {"premise": "a", "hypothesis": "b", "c": 1}, 3, None]
 )
-def test_what_is_no_pair_is_refused_and_named(given):
+def test_a_value_that_is_not_a_pair_is_refused_and_named(given):
     with pytest.raises(ValueError, match="expected a premise and a hypothesis") as caught:
         TASKS["entailment"].from_text(given)
     assert repr(given)[:100] in str(caught.value)

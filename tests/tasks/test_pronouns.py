@@ -21,7 +21,7 @@ def test_a_passage_is_cut_into_tokens_and_its_words_found_in_them(tmp_path):
     assert [len(passage.sentences) for passage in passages] == [1, 1, 2, 1, 2, 2]
 
 
-def test_text_alone_asks_for_every_pronoun_with_every_name():
+def test_a_plain_text_asks_for_every_pronoun_with_every_name():
     passage = PRONOUNS.from_text("Perhaps Ada Roe met Tom. Tom said I knew her. When Mr. Max left, he did not see him.")
     tokens = list(itertools.chain(*passage.sentences))
     asked = [tokens[question.pronoun[0]] for question in passage.questions]

@@ -91,7 +91,7 @@ def short_windows(monkeypatch):
 # ---- text to tokens and back -----------------------------------------------------------------------------------------
 
 
-def test_tokens_and_gold_spans_stand_in_the_context_to_the_character(tmp_path):
+def test_tokens_and_gold_spans_match_the_context_to_the_character(tmp_path):
     examples = QUESTIONS.read(str(write_squad(tmp_path / "train.json")))
     assert len(examples) == 10
     for example in examples:
@@ -139,7 +139,7 @@ def test_the_best_span_is_that_of_brute_force(seed, longest):
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 399, 400, 401, 599, 600, 601, 3784])
-def test_windows_cover_a_context_and_any_answer_up_to_half_a_window_is_whole_in_one(num_tokens):
+def test_windows_cover_a_context_and_any_answer_up_to_half_a_window_is_complete_in_one(num_tokens):
     windows = questions._windows(num_tokens)
     assert windows[0][0] == 0
     assert windows[-1][1] == num_tokens
@@ -154,7 +154,7 @@ def test_windows_cover_a_context_and_any_answer_up_to_half_a_window_is_whole_in_
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_questions_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+def test_ten_questions_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
 
     class LearnedError(Exception):
@@ -193,7 +193,7 @@ def test_windows_are_learned_and_answered_too(small, short_windows):
         assert answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
 
 
-def test_an_answer_longer_than_a_window_trains_on_what_the_window_holds(small, tmp_path, short_windows):
+def test_an_answer_longer_than_a_window_trains_on_its_part_in_the_window(small, tmp_path, short_windows):
     words = " ".join(f"w{number}" for number in range(30))
     path = write_squad(tmp_path / "long.json", [(words, [("Which?", [words[words.index("w5 ") :], "w29"])])])
     (example,) = QUESTIONS.read(str(path))
@@ -221,7 +221,7 @@ def test_the_loss_is_minus_the_log_probability_of_any_gold_span(small):
 
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 @pytest.mark.parametrize("windowed", [False, True])
-def test_a_question_is_answered_alike_alone_and_in_any_batch_also_where_there_is_no_text(
+def test_a_question_is_answered_the_same_alone_and_in_any_batch_and_where_there_is_no_text(
     small, request, elmo_at, windowed
 ):
     if windowed:
@@ -257,14 +257,14 @@ def test_a_task_that_was_saved_and_loaded_gives_the_same_answers(small, tmp_path
 @pytest.mark.parametrize(
     "given", ["no tab", ["a", "b"], {"context": "a"}, {"context": "a", "question": "b", "id": 1}, 3, None]
 )
-def test_what_is_no_question_is_refused_and_named(given):
+def test_a_value_that_is_not_a_question_is_refused_and_named(given):
     with pytest.raises(ValueError, match="expected a context and a question") as caught:
         QUESTIONS.from_text(given)
     assert repr(given)[:100] in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"context": ["a"], "question": "b"}, {"context": "a", "question": None}])
-def test_a_context_or_question_that_is_no_text_is_refused(given):
+def test_a_context_or_question_that_is_not_a_string_is_refused(given):
     with pytest.raises(ValueError, match="context and question must both be strings"):
         QUESTIONS.from_text(given)
 

@@ -103,7 +103,7 @@ def highway_by_steps(network: HighwayLSTM, tokens: list[torch.Tensor]) -> list[t
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_the_highway_lstm_is_its_equations_step_by_step_whatever_stands_behind_a_sentence(num_layers):
+def test_the_highway_lstm_is_its_equations_step_by_step_whatever_follows_a_sentence(num_layers):
     torch.manual_seed(num_layers)
     network = HighwayLSTM(5, 4, num_layers=num_layers, dropout=0.5).double().eval()
     lengths = [6, 1, 0, 4]
@@ -152,7 +152,7 @@ def test_the_predicates_tagger_leaves_the_vectors_of_words_to_the_roles(trained)
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
-def test_ten_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(small, elmo_at, device):
+def test_ten_examples_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0, learning_rate=0.02)
 
     class LearnedError(Exception):
@@ -226,7 +226,7 @@ def test_scores_of_a_sentence_are_the_same_alone_and_in_a_batch(trained):
         (3, "sentences"),
     ],
 )
-def test_what_is_no_sentence_is_refused(given, message):
+def test_a_value_that_is_not_a_sentence_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         ROLES.from_text(given)
 
@@ -244,7 +244,7 @@ def test_the_recipe_trains(small):
     assert 0 <= train(config).score <= 1
 
 
-def test_predicates_are_scored_by_what_was_found_not_by_what_was_given():
+def test_predicates_are_scored_by_those_found_and_not_by_those_of_the_example():
     example = RoleSentence(["a", "b", "c"], [0, 2], [["B-V", "O", "O"], ["O", "O", "B-V"]])
     scores = ROLES.score([example], [RolePrediction([0, 2], example.tags, [1, 2])])
     assert scores["predicate_f1"] == 0.5

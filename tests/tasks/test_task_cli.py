@@ -133,7 +133,7 @@ def test_shares_that_are_none_are_refused_before_anything_trains(arguments, smal
             compare_shares(small(), wrong)
 
 
-def test_finished_comparisons_stand_in_one_table_beside_the_paper(tmp_path):
+def test_finished_comparisons_become_one_table_with_the_figures_of_the_paper(tmp_path):
     comparisons = {
         "wnut": made_up("ner", {"none": [0.4, 0.6], "input": [0.6, 0.6], "both": [0.5, 0.7]}),
         "ewt": made_up("pos", {"none": [0.9], "both": [0.8]}, metric="accuracy", part="dev"),
@@ -163,7 +163,7 @@ def test_finished_comparisons_stand_in_one_table_beside_the_paper(tmp_path):
     assert "in the paper" not in (out / "summary.svg").read_text()
 
 
-def test_what_is_no_comparison_is_named(tmp_path):
+def test_a_folder_without_a_comparison_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere: no compare\.json there"):
         run("summary", tmp_path / "nowhere")
     folder = write_comparison(tmp_path / "a", made_up("ner", {"none": [0.5]}))

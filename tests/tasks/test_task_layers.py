@@ -55,7 +55,7 @@ def test_the_crf_decodes_the_best_allowed_sequence(crf_batch):
         assert tuple(decoded[row]) == best
 
 
-def test_what_stands_behind_a_sentence_changes_nothing(crf_batch):
+def test_padding_changes_nothing(crf_batch):
     _, emissions, mask, lengths = crf_batch
     torch.manual_seed(0)
     rnn = BiLSTM(len(TAGS), 3, num_layers=2, dropout=0.5).double().eval()

@@ -86,7 +86,7 @@ def test_no_answers_score_zero():
 
 
 @pytest.mark.parametrize("score", [metrics.entity_f1, metrics.tag_accuracy])
-def test_answers_that_do_not_stand_beside_each_other_are_refused(score):
+def test_different_numbers_of_gold_and_predicted_answers_are_refused(score):
     with pytest.raises(ValueError, match="1 gold sentences, 0 predicted"):
         score([["O"]], [])
     with pytest.raises(ValueError, match="1 gold tags in sentence 0, 2 predicted"):
@@ -118,7 +118,7 @@ PIECES = [
 
 
 def normalized_by_the_rules(answer: str) -> str:
-    """SQuAD's published rules, in their order: small letters; no punctuation; no articles; one space between words."""
+    """SQuAD's published rules, in their order: lowercase; no punctuation; no articles; one space between words."""
     text = "".join(character for character in answer.lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
     runs = ["".join(run) for _, run in itertools.groupby(text, key=lambda character: character.isalnum())]
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
@@ -170,7 +170,7 @@ def test_known_answers_have_known_scores():
 
 
 def arguments_by_definition(spans: list[tuple[str, int, int]]) -> list[tuple[str, frozenset[tuple[int, int]]]]:
-    """Each X with every C-X that stands behind it and before the next X; a C-X that has none before it is an X."""
+    """Each X with every C-X after it and before the next X; a C-X that has none before it is an X."""
     spans = sorted(spans, key=lambda span: span[1])
     heads = []
     for place, (label, *_) in enumerate(spans):

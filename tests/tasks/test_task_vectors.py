@@ -82,7 +82,7 @@ def refuse_to_run(monkeypatch):
     monkeypatch.setattr(ELMo, "embed", lambda *_, **__: pytest.fail("the biLM ran"))
 
 
-def test_vectors_are_computed_once_and_read_the_same_as_they_are_computed_live(layers, monkeypatch):
+def test_vectors_are_computed_once_and_equal_those_that_are_not_stored(layers, monkeypatch):
     live = layers().tokens(TOKENS)
     first = layers()
     first.prepare(TOKENS)

@@ -14,7 +14,7 @@ OURS = ["ner", "chunking", "pos", "sentiment"]
 
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 @pytest.mark.parametrize("name", OURS)
-def test_ten_examples_are_learned_by_heart_and_the_saved_task_answers_the_same(small, name, elmo_at):
+def test_ten_examples_are_memorized_and_the_saved_task_answers_the_same(small, name, elmo_at):
     config = small(name, elmo_at=elmo_at, epochs=40, patience=40, rate_decay=1.0)
     seen = []
 
@@ -67,14 +67,14 @@ def test_any_text_has_a_prediction(small, name):
     ("given", "message"),
     [("one string", "one string"), ([3], "sentences"), ([{"txt": "a"}], "text"), ([["a", 3]], "token")],
 )
-def test_what_is_no_sentence_is_refused(small, given, message):
+def test_a_value_that_is_not_a_sentence_is_refused(small, given, message):
     config = small(epochs=1, elmo_at="none")
     train(config)
     with pytest.raises(ValueError, match=message):
         load_task(config.out).predict(given)
 
 
-def test_a_mapping_holds_one_sentence():
+def test_a_mapping_has_one_sentence():
     assert read_tokens({"text": "a b"}) == read_tokens({"tokens": ["a", "b"]}) == ["a", "b"]
 
 

@@ -251,10 +251,10 @@ def _b_cubed(key: Entities, response: Entities) -> tuple[float, float]:
 def _ceaf_e(key: Entities, response: Entities) -> tuple[float, float]:
     """The similarity phi_4 of the best one-to-one alignment of entities, and their number (Luo, 2005)."""
     align = require("scipy.optimize", extra="tasks").linear_sum_assignment
-    alike = np.zeros((len(key), len(response)))
+    similarity = np.zeros((len(key), len(response)))
     for (row, column), size in _overlaps(key, response).items():
-        alike[row, column] = 2 * size / (len(key[row]) + len(response[column]))
-    return float(alike[align(-alike)].sum()), len(key)
+        similarity[row, column] = 2 * size / (len(key[row]) + len(response[column]))
+    return float(similarity[align(-similarity)].sum()), len(key)
 
 
 def _overlaps(key: Entities, response: Entities) -> Counter[tuple[int, int]]:

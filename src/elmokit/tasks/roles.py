@@ -230,8 +230,8 @@ class SemanticRoles:
         gold = [spans_of(tags) for example in examples for tags in example.tags]
         predicted = [spans_of(tags) for prediction in predictions for tags in prediction.tags]
         right = {(row, place) for row, example in enumerate(examples) for place in example.predicates or []}
-        found = {(row, place) for row, prediction in enumerate(predictions) for place in prediction.found}
-        predicates = metrics.f1_of_counts(len(right & found), len(right), len(found))
+        guessed = {(row, place) for row, prediction in enumerate(predictions) for place in prediction.found}
+        predicates = metrics.f1_of_counts(len(right & guessed), len(right), len(guessed))
         return {**metrics.role_f1(gold, predicted), "predicate_f1": predicates["f1"]}
 
     def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> RoleSentence:
