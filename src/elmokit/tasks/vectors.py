@@ -10,8 +10,6 @@ incomplete one is continued.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import zlib
@@ -24,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from elmokit.extras import require
-from elmokit.files import locked, sha256_of, sync_folder, write_json
+from elmokit.files import locked, sha256_of, sha256_of_json, sync_folder, write_json
 from elmokit.model import ELMo
 from elmokit.settings import read_json
 
@@ -173,7 +171,7 @@ class FrozenLayers:
         if not distinct:
             return
         num_layers, dim = self.elmo.num_layers, self.elmo.dim
-        name = hashlib.sha256(json.dumps([self.digest, distinct]).encode()).hexdigest()[:32]
+        name = sha256_of_json([self.digest, distinct])[:32]
         path = self.folder / f"{name}.f16"
         ends = np.cumsum([len(tokens) for tokens in distinct]) * num_layers * dim
         if not _is_complete(path, 2 * int(ends[-1])):
