@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elmokit import ELMo
 from elmokit.tasks import TASKS, TaskConfig, load_task, train
 from elmokit.tasks.entailment import TokenPair
 from elmokit.tasks.settings import find_files, load_recipe
@@ -192,3 +193,24 @@ def test_the_published_files_are_read(data):
         pairs = TASKS["entailment"].read(str(folder / name))
         assert len(pairs) == count
         assert {pair.label for pair in pairs} == {"entailment", "neutral", "contradiction"}
+
+
+def test_training_files_and_texts_are_tokenized_by_the_tokenizer_of_the_bilm(small, tiny_elmo, tmp_path, monkeypatch):
+    ELMo(ELMo.from_pretrained(tiny_elmo).bilm, tokenizer="spaces").save_pretrained(tmp_path / "spaces")
+    premises = []
+    fit = type(TASKS["entailment"]).fit
+    monkeypatch.setattr(
+        type(TASKS["entailment"]), "fit", lambda self, e: premises.append([x.premise for x in e]) or fit(self, e)
+    )
+    for elmo, elmo_at in (
+        (str(tmp_path / "spaces"), "input"),
+        (tiny_elmo, "input"),
+        (str(tmp_path / "spaces"), "none"),
+    ):
+        config = small(elmo=elmo, elmo_at=elmo_at, out=str(tmp_path / f"run{len(premises)}"))
+        train(config)
+        (answer,) = load_task(config.out).predict(["She isn't here.\tb"])
+        assert answer["premise"] == premises[-1][6]
+    assert premises[0] == [premise.split() for premise, *_ in PAIRS]
+    assert premises[1] == premises[2]  # by the Penn Treebank rules
+    assert premises[1][6] == ["She", "is", "n't", "here", "."]
