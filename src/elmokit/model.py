@@ -2,6 +2,9 @@
 
 Input: sentences, as strings or token lists, or ids inside a user's own network.  Output: vectors: NumPy arrays from
 `embed` and `encode`, tensors with gradients from `forward`, numbers from the language model.
+
+The file is long because it is the public surface: more than half of it is signatures and their documentation. What a
+method does is in the rooms above.
 """
 
 from __future__ import annotations
