@@ -15,10 +15,10 @@ import test_coreference
 import test_entailment
 import test_questions
 import test_roles
-from test_serve import make_model, serving
+from served import make_model, serving
 
 from elmokit.index import WordIndex
-from elmokit.serve import app as app_module
+from elmokit.serve.routes import page as page_routes
 from elmokit.serve.server import serve
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, load_task, train
@@ -550,7 +550,7 @@ def test_refusals_of_the_server_are_shown_in_words(open_page, model):
     with serving(model, settings) as small:
         page = open_page(view("context", text="a " * 9), base=small.base_url, errors_expected=True)
         message = page.locator("#context .message.error")
-        expect(message).to_have_text("Inputs[0] has 9 tokens, at most 8 are read: split it into sentences.")
+        expect(message).to_have_text("Inputs[0] has 9 tokens, at most 8 are allowed: split it into sentences.")
         page.locator("#context textarea").fill("a bank")
         expect(message).to_have_count(0)
         page.locator("#context textarea").fill(" ")
@@ -589,7 +589,7 @@ def test_every_panel_is_accessible_and_fits(open_page, scheme, width):
 
 
 def test_what_was_written_elsewhere_is_shipped_unchanged_with_its_licence():
-    vendor = Path(app_module.PAGE) / "vendor"
+    vendor = Path(page_routes.PAGE) / "vendor"
     sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  (\S+)", (vendor / "README.md").read_text())}
     assert set(sums) == {path.name for path in vendor.glob("*.js")}
     for name, digest in sums.items():
@@ -598,7 +598,7 @@ def test_what_was_written_elsewhere_is_shipped_unchanged_with_its_licence():
 
 
 def test_the_page_names_no_other_server():
-    files = [path for path in Path(app_module.PAGE).rglob("*") if path.suffix in (".html", ".css", ".js")]
+    files = [path for path in Path(page_routes.PAGE).rglob("*") if path.suffix in (".html", ".css", ".js")]
     own = [path for path in files if path.parent.name != "vendor"]
     assert len(own) > 10
     for path in own:

@@ -210,13 +210,13 @@ def test_a_bad_item_fails_its_own_request_alone(batcher):
 def test_what_waits_for_an_answer_is_bounded():
     b = Batcher({}, batch_tokens=10, queue_tokens=100, patience=0.0)
     b.admit(60)
-    b.check_room()
+    b.check_capacity()
     with pytest.raises(OverloadedError) as full:
         b.admit(41)
     assert full.value.retry_after >= 1
     b.admit(40)
     with pytest.raises(OverloadedError):
-        b.check_room()
+        b.check_capacity()
     b.release(60)
     b.admit(60)
     assert b.admitted == 100
@@ -224,7 +224,7 @@ def test_what_waits_for_an_answer_is_bounded():
 
 def test_no_more_is_let_in_than_can_be_answered_in_time(batcher):
     model = Model(open_gate=False)
-    b = batcher({"a": model}, batch_tokens=10, queue_tokens=10**9, longest_wait=0.001)
+    b = batcher({"a": model}, batch_tokens=10, queue_tokens=10**9, max_wait=0.001)
 
     async def run():
         first = asyncio.ensure_future(b.submit("a", [1], [10]))
@@ -253,7 +253,7 @@ def test_each_batch_is_reported(batcher):
     asyncio.run(b.submit("a", [1, 2, 3], [2, 3, 4]))
     assert sum(report.num_tokens for report in reports) == 9
     assert sum(report.num_pieces for report in reports) == 3
-    assert all(report.lane == "a" and report.seconds >= 0 and report.waited >= 0 for report in reports)
+    assert all(report.lane == "a" and report.seconds >= 0 and report.queue_seconds >= 0 for report in reports)
 
 
 def test_an_event_loop_that_ended_hurts_nobody(batcher):

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from test_serve import make_model
+from served import make_model
 
 import elmokit.tasks
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
@@ -314,9 +314,10 @@ def test_what_workers_share_is_ready_before_they_are_forked_and_undone_after_the
         torch.set_num_threads(threads)
     assert heard[0].startswith("http://127.0.0.1:")
     assert heard[1] == 2
-    ((model, settings, _, name, tasks, index, supervisor),) = ran
-    assert "warm" in model._words._slots, "its weights are packed"
-    assert (settings.workers, name, tasks, index, supervisor) == (2, "tiny", {}, None, os.getpid())
+    ((service, settings, _, supervisor),) = ran
+    assert "warm" in service.model._runner._words._slots, "its weights are packed"
+    assert (service.name, service.tasks, service.index) == ("tiny", {}, None)
+    assert (settings.workers, supervisor) == (2, os.getpid())
     assert list(temporary.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is handlers
 
@@ -344,7 +345,7 @@ def test_several_workers_are_refused_where_they_cannot_be(temporary, monkeypatch
 
 def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(server, "SHORTEST_LIFE", 0.05)
+    monkeypatch.setattr(server, "RESTART_SECONDS", 0.05)
     (tmp_path / "gauge_livesum_1.db").touch()
     commands, started = [["false"], ["sleep", "60"], ["sleep", "60"]], []
 

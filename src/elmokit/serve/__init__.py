@@ -1,13 +1,20 @@
-"""Vectors behind a URL: an HTTP server that batches what many clients ask, and the explorer page.
+"""An HTTP server for a model, its tasks and its index, and the explorer page.
 
-Enters: requests.  Leaves: vectors, probabilities and what tasks say, the same as the library gives, whoever else asks
-at the same time.  The parts, in the order that a request goes through them:
+Input: HTTP requests.  Output: vectors, probabilities and predictions, equal to those of the library, whatever other
+requests share the batch.  The modules, in the order in which a request passes through them:
 
-    connection   bytes -> requests, with limits of time
-    guard        key, body, limits; log, metrics; cancels what nobody waits for
-    app          the endpoints
-    wire         what requests and answers look like
-    batching     pieces of many requests -> batches, in fair turns
+    connection   bytes -> HTTP requests, with timeouts
+    guard        API key, body, limits, log and metrics; cancels requests whose client has disconnected
+    app          the application: error handlers, middleware and the routes
+    routes       the endpoints: vectors, language model, tasks, status, pages
+    schemas      fields of request and response bodies
+    reader       texts -> token lists within the limits; results before the deadline
+    batching     sentences of many requests -> batches
     engine       batches -> the model
-    server       processes, signals, the end
+    wire         arrays -> JSON, .npy or safetensors
+    errors       the one format of errors
+    observe      metrics and log
+    server       processes, signals, shutdown
+
+`server.serve` checks that the extra `serve` is installed before it imports the modules that need it.
 """

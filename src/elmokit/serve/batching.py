@@ -1,12 +1,15 @@
-"""Pieces of many requests -> batches by token budget, in fair turns, on one thread.
+"""Sentences of many requests become batches that run on one thread.
 
-Enters: from the event loop, requests: lists of pieces (sentences), each with its cost in tokens, for one of several
-lanes (what is asked of the model; only pieces of one lane run together).  Leaves: each request's results in its order.
+Input: requests from the event loop.  Output: the results of each request, in its order.
 
-Turns are fair by requests: a piece's turn is the number of tokens of its own request before it, counted from the turn
-at which the request came; turns go on by each request's share of the tokens that ran (fair queueing).  So a short
-request passes the rest of a long document, and the document goes on however many short requests come.  A piece much
-longer than the one whose turn it is waits for its own turn, since all pieces of a batch end together.
+A request is a list of pieces (sentences), each with its cost in tokens. It is submitted to a lane: the queue of one
+kind of work, such as vectors or log-probabilities. Only pieces of one lane run in the same batch.
+
+The queue is fair by requests (fair queueing). The turn of a piece is the turn at which its request came plus the
+number of tokens of its request before it. The current turn grows by the number of tokens that ran, divided by the
+number of requests. So a short request passes the rest of a long document, and the document still makes progress while
+short requests arrive. All pieces of a batch end together; a piece that is much longer than the first piece of a batch
+does not join it and waits for its own turn.
 """
 
 from __future__ import annotations
@@ -25,57 +28,72 @@ logger = logging.getLogger(__name__)
 
 Run = Callable[[list[Any]], list[Any]]
 
-MUCH_LONGER = 4  # times as long as the first of a batch
-SHORT = 32  # tokens; up to MUCH_LONGER times this may always join
-FIRST_SPEED = 1000.0  # tokens per second, until there is a measurement
-NEWS = 0.2  # share of the newest full batch in the estimate of the speed
+MAX_LENGTH_RATIO = 4  # a piece joins a batch if it is at most this many times as long as the first piece
+SHORT_TOKENS = 32  # a shorter first piece counts as this long
+INITIAL_SPEED = 1000.0  # tokens per second, before the first measurement
+SPEED_UPDATE = 0.2  # weight of the newest full batch in the running mean of the speed
 
 
 class OverloadedError(Exception):
-    """The queue is full; `retry_after` seconds will have emptied it."""
+    """The queue is full.
+
+    Args:
+        retry_after: Seconds until the queue will be empty.
+    """
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the server has more to do than it can: try again in {retry_after} s")
+        super().__init__(f"the server is overloaded: try again in {retry_after} s")
         self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one run of the model was."""
+    """Measurements of one batch."""
 
     lane: str
     num_pieces: int
     num_tokens: int
     seconds: float
-    waited: float
-    """Seconds that the piece whose turn it was had waited."""
+    queue_seconds: float
+    """Seconds that the first piece of the batch waited."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """A request on its way: the results that are there, and the future that wants all of them."""
+    """A request: its results so far, and the future that is set when all of them are there."""
 
     future: asyncio.Future[list[Any]]
     loop: asyncio.AbstractEventLoop
     results: list[Any]
-    missing: int
-    since: float
-    dropped: bool = False  # nobody waits any more, or a piece has failed
+    num_missing: int
+    submitted: float
+    is_dropped: bool = False  # it was cancelled, or a piece has failed
     error: Exception | None = None
 
 
 @dataclass(order=True)
 class _Piece:
+    """One item of a request. Pieces are ordered by turn, then by arrival."""
+
     turn: float
-    number: int  # of equal turns, the one that came first
+    number: int
     request: _Request = field(compare=False)
-    place: int = field(compare=False)
+    index: int = field(compare=False)
     item: Any = field(compare=False)
     cost: int = field(compare=False)
 
 
 class Batcher:
-    """One thread that runs batches; `submit` is called from event loops."""
+    """Collects pieces of requests into batches and runs them on its own thread.
+
+    Args:
+        lanes: For each lane the function that runs a batch: a list of items -> a list of results.
+        batch_tokens: Largest cost of a batch in tokens. A single piece may cost more.
+        queue_tokens: Largest number of tokens of admitted requests.
+        patience: Seconds that a batch that is not full waits for more requests.
+        max_wait: Admit no more tokens than run in this many seconds, but at least two batches.
+        report: Called on the batcher's thread after each batch.
+    """
 
     def __init__(
         self,
@@ -84,19 +102,19 @@ class Batcher:
         batch_tokens: int,
         queue_tokens: int,
         patience: float,
-        longest_wait: float = 60.0,
+        max_wait: float = 60.0,
         report: Callable[[BatchReport], None] = lambda report: None,
     ) -> None:
         self.lanes, self.batch_tokens, self.queue_tokens, self.patience = lanes, batch_tokens, queue_tokens, patience
-        self.longest_wait, self.report = longest_wait, report
+        self.max_wait, self.report = max_wait, report
         self.admitted = 0
-        """Tokens of requests that were let in and not yet let go."""
+        """Tokens of requests that are admitted and not released."""
         self._waiting: dict[str, list[_Piece]] = {lane: [] for lane in lanes}  # heaps
         self._tokens_waiting = 0
-        self._turn = 0.0  # of a request that comes now
+        self._turn = 0.0  # the first turn of a request that comes now
         self._num_requests = 0  # that wait or run
         self._numbers = itertools.count()
-        self._tokens_per_second = FIRST_SPEED
+        self._tokens_per_second = INITIAL_SPEED
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="elmokit-model", daemon=True)
@@ -106,7 +124,7 @@ class Batcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Finish the batch that runs, drop what waits, end the thread."""
+        """Finish the current batch, drop waiting pieces, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -115,47 +133,75 @@ class Batcher:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
     def admit(self, tokens: int) -> None:
-        """Count the tokens of a request until `release`, or raise `OverloadedError` where there is no room for them."""
+        """Count the tokens of a request until `release`.
+
+        Args:
+            tokens: Number of tokens of the request. An empty queue admits any number.
+
+        Raises:
+            OverloadedError: If the queue has no capacity for them.
+        """
         with self._changed:
-            if self.admitted and self.admitted + tokens > self._room():
+            if self.admitted and self.admitted + tokens > self._capacity():
                 raise OverloadedError(self._seconds_to_empty())
             self.admitted += tokens
 
     def release(self, tokens: int) -> None:
-        """The answer to a request that was let in is sent, or nobody wants it."""
+        """Stop counting the tokens of a request: it is answered or cancelled.
+
+        Args:
+            tokens: The number of tokens that was given to `admit`.
+        """
         with self._changed:
             self.admitted -= tokens
 
-    def check_room(self) -> None:
-        """Raise `OverloadedError` where the queue is full already."""
-        if self.admitted >= self._room():
+    def check_capacity(self) -> None:
+        """Check that the queue is not full.
+
+        Raises:
+            OverloadedError: If it is full.
+        """
+        if self.admitted >= self._capacity():
             raise OverloadedError(self._seconds_to_empty())
 
-    def _room(self) -> float:
-        """Tokens that may be inside: no more than `queue_tokens`, nor than run within `longest_wait` seconds."""
-        return min(self.queue_tokens, max(2 * self.batch_tokens, self.longest_wait * self._tokens_per_second))
+    def _capacity(self) -> float:
+        """Largest number of admitted tokens: at most `queue_tokens`, and at most what runs in `max_wait` seconds."""
+        return min(self.queue_tokens, max(2 * self.batch_tokens, self.max_wait * self._tokens_per_second))
 
     def _seconds_to_empty(self) -> int:
         return max(1, min(60, round(self._tokens_waiting / self._tokens_per_second)))
 
     async def submit(self, lane: str, items: Sequence[Any], costs: Sequence[int]) -> list[Any]:
-        """The results of the items, in their order; when the caller is cancelled, what has not run never will."""
+        """Run items in batches. If the caller is cancelled, items that have not run are dropped.
+
+        Args:
+            lane: Name of the lane.
+            items: The items of one request.
+            costs: Cost of each item in tokens.
+
+        Returns:
+            The results of the items, in their order.
+
+        Raises:
+            RuntimeError: If the batcher is closed.
+            Exception: The exception of the first item that failed. Other requests of its batch are not affected.
+        """
         if not items:
             return []
         loop = asyncio.get_running_loop()
         request = _Request(loop.create_future(), loop, [None] * len(items), len(items), time.monotonic())
         with self._changed:
             if self._closed:
-                raise RuntimeError("the server is closed")
+                raise RuntimeError("the batcher is closed")
             turn, waiting = self._turn, self._waiting[lane]
-            for place, (item, cost) in enumerate(zip(items, costs, strict=True)):
-                heapq.heappush(waiting, _Piece(turn, next(self._numbers), request, place, item, cost))
+            for index, (item, cost) in enumerate(zip(items, costs, strict=True)):
+                heapq.heappush(waiting, _Piece(turn, next(self._numbers), request, index, item, cost))
                 turn += cost
             self._tokens_waiting += sum(costs)
             self._num_requests += 1
@@ -163,51 +209,52 @@ class Batcher:
         try:
             return await request.future
         finally:
-            request.dropped = True
+            request.is_dropped = True
             with self._changed:
                 self._num_requests -= 1
 
     # ---- on the model's thread ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        """Run batches until the batcher is closed."""
         while (batch := self._next_batch()) is not None:
             lane, pieces = batch
             if pieces:
                 self._run(lane, pieces)
 
     def _next_batch(self) -> tuple[str, list[_Piece]] | None:
-        """The next pieces to run together; None when the server is closed."""
+        """The lane and the pieces of the next batch; None when the batcher is closed."""
         with self._changed:
             while not self._closed and not any(self._waiting.values()):
                 self._changed.wait()
-            until = time.monotonic() + self.patience
+            end = time.monotonic() + self.patience
             while not self._closed and self._tokens_waiting < self.batch_tokens:
-                left = until - time.monotonic()
-                if left <= 0:
+                seconds_left = end - time.monotonic()
+                if seconds_left <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
             if self._closed:
                 return None
             lane = min((heap[0], lane) for lane, heap in self._waiting.items() if heap)[1]
             return lane, self._take(self._waiting[lane])
 
     def _take(self, waiting: list[_Piece]) -> list[_Piece]:
-        """Pieces from the head of a heap, within the budget, none much longer than the first."""
+        """Take the pieces of a batch from a heap, in the order of their turns; none is much longer than the first."""
         taken: list[_Piece] = []
         too_long: list[_Piece] = []
-        room = self.batch_tokens
+        tokens_left = self.batch_tokens
         while waiting:
             piece = waiting[0]
-            if piece.request.dropped:
+            if piece.request.is_dropped:
                 self._tokens_waiting -= heapq.heappop(waiting).cost
                 continue
-            if taken and piece.cost > MUCH_LONGER * max(taken[0].cost, SHORT):
+            if taken and piece.cost > MAX_LENGTH_RATIO * max(taken[0].cost, SHORT_TOKENS):
                 too_long.append(heapq.heappop(waiting))
                 continue
-            if taken and piece.cost > room:
+            if taken and piece.cost > tokens_left:
                 break
             taken.append(heapq.heappop(waiting))
-            room -= piece.cost
+            tokens_left -= piece.cost
         for piece in too_long:
             heapq.heappush(waiting, piece)
         num_tokens = sum(piece.cost for piece in taken)
@@ -217,34 +264,35 @@ class Batcher:
         return taken
 
     def _run(self, lane: str, pieces: list[_Piece]) -> None:
+        """Run a batch, update the speed, and hand out the results."""
         begin = time.monotonic()
         results = self._results(lane, pieces)
         seconds = time.monotonic() - begin
         num_tokens = sum(piece.cost for piece in pieces)
-        # a small batch says little of what a full queue runs at
-        news = NEWS * min(1.0, num_tokens / self.batch_tokens)
-        self._tokens_per_second += news * (num_tokens / max(seconds, 1e-6) - self._tokens_per_second)
-        self.report(BatchReport(lane, len(pieces), num_tokens, seconds, begin - pieces[0].request.since))
+        # a small batch runs slower per token than the batches of a full queue, so it counts less
+        weight = SPEED_UPDATE * min(1.0, num_tokens / self.batch_tokens)
+        self._tokens_per_second += weight * (num_tokens / max(seconds, 1e-6) - self._tokens_per_second)
+        self.report(BatchReport(lane, len(pieces), num_tokens, seconds, begin - pieces[0].request.submitted))
         done: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
         for piece, result in zip(pieces, results, strict=True):
             request = piece.request
-            if request.dropped:
+            if request.is_dropped:
                 continue
             if isinstance(result, Exception):
-                request.error, request.dropped = result, True  # its other pieces need not run
+                request.error, request.is_dropped = result, True  # its other pieces are not run
             else:
-                request.results[piece.place] = result
-                request.missing -= 1
-            if request.missing == 0 or request.error is not None:
+                request.results[piece.index] = result
+                request.num_missing -= 1
+            if request.num_missing == 0 or request.error is not None:
                 done.setdefault(request.loop, []).append(request)
         for loop, requests in done.items():
             try:
                 loop.call_soon_threadsafe(_deliver, requests)
-            except RuntimeError:  # the loop is closed, so nobody waits
-                logger.debug("the event loop closed before its results came")
+            except RuntimeError:  # the loop is closed, so nothing waits for the results
+                logger.debug("the event loop was closed before its results were ready")
 
     def _results(self, lane: str, pieces: list[_Piece]) -> list[Any]:
-        """A result or an exception for each piece; where a batch fails its pieces run alone."""
+        """A result or an exception for each piece. If a batch fails, its pieces run one by one."""
         try:
             return self.lanes[lane]([piece.item for piece in pieces])
         except Exception as error:
@@ -254,6 +302,7 @@ class Batcher:
 
 
 def _deliver(requests: list[_Request]) -> None:
+    """Set the futures of complete or failed requests, on their event loop."""
     for request in requests:
         if not request.future.done():
             if request.error is not None:

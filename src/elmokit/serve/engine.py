@@ -1,7 +1,7 @@
-"""What the server asks of a model, by batches.
+"""The model behind a batcher: what the endpoints ask of it.
 
-Enters: tokenized sentences with what is wanted of their layers; sentences to score; words to replace or to look up;
-texts for tasks.  Leaves: NumPy arrays and plain values, equal to those of `ELMo`, whoever shares the batch.
+Input: token lists with a function of their layers; sentences to score; words to replace or to look up; inputs of
+tasks.  Output: NumPy arrays and plain values, equal to those of `ELMo`, whatever other requests share the batch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from elmokit.index import Neighbour, WordIndex
 from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
+from elmokit.inference.views import check_layers
 from elmokit.model import ELMo
 from elmokit.serve.batching import Batcher, BatchReport, Run
 from elmokit.serve.settings import Settings
@@ -25,21 +26,21 @@ from elmokit.serve.settings import Settings
 Vectors = npt.NDArray[np.float32]
 Reduce = Callable[[Tensor], Tensor]
 
-BOUNDARIES = 2  # tokens that the model adds to each sentence
+NUM_BOUNDARIES = 2  # tokens that the model adds to each sentence
 QUEUED_BATCHES = 16
-WARM_ROWS = 64  # of a batch, as most have at most
+WARM_UP_ROWS = 64  # most batches have at most this many sentences
 
 
 class Task(Protocol):
-    """What `elmokit.tasks.load_task` gives."""
+    """A trained task, such as `elmokit.tasks.load_task` returns."""
 
     def predict(self, texts: list[Any], /) -> Sequence[Any]:
-        """For each text an answer that JSON can hold, whatever the other texts are."""
+        """A prediction for each text that can be written as JSON. It does not depend on the other texts."""
 
 
 @dataclass(frozen=True)
-class Blank:
-    """A place in a sentence, and how many words for it are wanted."""
+class SubstituteQuery:
+    """A place in a sentence, and the number of words to return for it."""
 
     tokens: list[str]
     position: int
@@ -47,15 +48,27 @@ class Blank:
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """A sentence with one word in brackets, and how many neighbours of that are wanted."""
+class NeighbourQuery:
+    """A sentence with one word in brackets, the number of neighbours to return, and the sentence's length."""
 
     sentence: str
     k: int
+    num_tokens: int
 
 
 class Engine:
-    """A model with its tasks and its index behind one `Batcher`."""
+    """A model with its tasks and its index behind one `Batcher`.
+
+    Args:
+        model: The model. It is put into evaluation mode.
+        settings: Sizes of batches and of the queue.
+        tasks: Trained tasks by name.
+        index: Index for `neighbours`.
+        report: Called on the model's thread after each batch.
+
+    Raises:
+        ValueError: If the model carries state from batch to batch, or the index was built with another model.
+    """
 
     def __init__(
         self,
@@ -67,7 +80,7 @@ class Engine:
         report: Callable[[BatchReport], None] = lambda report: None,
     ) -> None:
         if model.state != "stateless":
-            raise ValueError("the server answers each request by itself: load the model without state='carry'")
+            raise ValueError("requests do not depend on each other: load the model without state='carry'")
         if index is not None:
             index.check_model(model)
         self.model, self.tasks, self.index = model.eval(), dict(tasks or {}), index
@@ -84,49 +97,61 @@ class Engine:
             batch_tokens=batch_tokens,
             queue_tokens=settings.queue_tokens or max(QUEUED_BATCHES * batch_tokens, settings.max_request_tokens),
             patience=settings.patience,
-            longest_wait=settings.deadline / 2,  # what comes in shall be answered in time
+            max_wait=settings.deadline / 2,  # an admitted request is answered before its deadline
             report=report,
         )
 
-    @property
-    def is_language_model(self) -> bool:
-        """Whether there are probabilities to ask for."""
-        return self.model.is_language_model
-
     def warm_up(self) -> None:
-        """See `warm_up`."""
+        """Run the model once; see the function `warm_up`."""
         warm_up(self.model)
 
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
     async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce) -> list[Vectors]:
-        """For each sentence what `reduce` makes of its layers (L+1, T, 2P)."""
+        """Vectors of sentences.
+
+        Args:
+            sentences: Token lists.
+            reduce: A function of all layers (L+1, T, 2P) of a sentence. It runs on the model's thread.
+
+        Returns:
+            The result of `reduce` for each sentence.
+        """
         if not self.model.reads_words:
-            # the model reads so many bytes of a word and no more; its memory of words need not hold the rest
-            longest = self.model.config.max_characters
-            sentences = [[token[:longest] for token in tokens] for tokens in sentences]
+            # the model reads no more characters of a word, and its cache of words need not keep them
+            limit = self.model.config.max_characters
+            sentences = [[token[:limit] for token in tokens] for tokens in sentences]
         return await self._submit("vectors", [(tokens, reduce) for tokens in sentences], map(len, sentences))
 
     async def log_probs(self, sentences: Sequence[list[str]]) -> list[TokenLogProbs]:
-        """Log-probabilities of every token."""
+        """Log-probabilities of every token of each token list."""
         return await self._submit("log_probs", sentences, map(len, sentences))
 
-    async def substitutes(self, blank: Blank) -> list[Substitute]:
-        """The likeliest words for a place."""
-        found: list[list[Substitute]] = await self._submit("substitutes", [blank], [len(blank.tokens)])
-        return found[0]
+    async def substitutes(self, query: SubstituteQuery) -> list[Substitute]:
+        """The likeliest words for a place in a sentence, best first."""
+        results: list[list[Substitute]] = await self._submit("substitutes", [query], [len(query.tokens)])
+        return results[0]
 
-    async def neighbours(self, lookup: Lookup, length: int) -> list[Neighbour]:
-        """The words of the index nearest to one in its sentence, which has so many tokens."""
-        found: list[list[Neighbour]] = await self._submit("neighbours", [lookup], [length])
-        return found[0]
+    async def neighbours(self, query: NeighbourQuery) -> list[Neighbour]:
+        """The words of the index nearest to a word in its sentence, best first."""
+        results: list[list[Neighbour]] = await self._submit("neighbours", [query], [query.num_tokens])
+        return results[0]
 
-    async def predict(self, task: str, texts: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
-        """What a task says of each text, which has so many tokens."""
-        return await self._submit(f"task {task}", texts, lengths)
+    async def predict(self, task: str, inputs: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
+        """Predictions of a task.
+
+        Args:
+            task: Name of the task.
+            inputs: Its inputs.
+            lengths: Number of tokens of each input, which is its cost in a batch.
+
+        Returns:
+            A prediction for each input.
+        """
+        return await self._submit(f"task {task}", inputs, lengths)
 
     async def _submit(self, lane: str, items: Sequence[Any], lengths: Iterable[int]) -> list[Any]:
-        return await self.batcher.submit(lane, items, [length + BOUNDARIES for length in lengths])
+        return await self.batcher.submit(lane, items, [length + NUM_BOUNDARIES for length in lengths])
 
     # ---- on the model's thread ---------------------------------------------------------------------------------------
 
@@ -138,20 +163,20 @@ class Engine:
     def _log_probs(self, sentences: list[list[str]]) -> list[TokenLogProbs]:
         return self.model.log_probs(sentences)
 
-    def _substitutes(self, blanks: list[Blank]) -> list[list[Substitute]]:
-        return [self.model.substitutes(blank.tokens, position=blank.position, k=blank.k) for blank in blanks]
+    def _substitutes(self, queries: list[SubstituteQuery]) -> list[list[Substitute]]:
+        return [self.model.substitutes(query.tokens, position=query.position, k=query.k) for query in queries]
 
-    def _neighbours(self, lookups: list[Lookup]) -> list[list[Neighbour]]:
+    def _neighbours(self, queries: list[NeighbourQuery]) -> list[list[Neighbour]]:
         assert self.index is not None
-        return [self.index.neighbours(self.model, lookup.sentence, lookup.k) for lookup in lookups]
+        return [self.index.neighbours(self.model, query.sentence, query.k) for query in queries]
 
 
 def _predict(task: Task) -> Run:
-    return lambda texts: list(task.predict(texts))
+    return lambda inputs: list(task.predict(inputs))
 
 
 def _own_array(vectors: Tensor) -> Vectors:
-    """An array that keeps nothing but itself alive: a view would keep the whole batch."""
+    """A float32 array with its own memory: a view would keep the tensor of all sentences in memory."""
     vectors = vectors.float()
     if vectors.is_cpu and vectors.untyped_storage().nbytes() > vectors.nbytes:
         vectors = vectors.clone()
@@ -159,51 +184,71 @@ def _own_array(vectors: Tensor) -> Vectors:
     return array
 
 
-# ---- layers (L+1, T, 2P) -> what a request wants of them -------------------------------------------------------------
+# ---- functions of all layers (L+1, T, 2P) of a sentence --------------------------------------------------------------
 
 
-def sentence_vector(tokens: Reduce, *, normalize: bool) -> Reduce:
-    """The mean of the token vectors that `tokens` gives, as `ELMo.encode` makes it: (2P,)."""
+def sentence_vector(view: Reduce, *, normalize: bool) -> Reduce:
+    """A function that averages token vectors, as `ELMo.encode` does.
+
+    Args:
+        view: A function from all layers (L+1, T, 2P) to token vectors (T, 2P).
+        normalize: Scale the result to length one.
+
+    Returns:
+        A function from all layers (L+1, T, 2P) to (2P,). A sentence without tokens gives zeros.
+    """
 
     def reduce(layers: Tensor) -> Tensor:
-        vectors = tokens(layers)
+        vectors = view(layers)
         mean = vectors.sum(dim=0, dtype=torch.float32) / max(1, len(vectors))
         return torch.nn.functional.normalize(mean, dim=-1) if normalize else mean
 
     return reduce
 
 
-def one_layer(layers: str | int, num_layers: int) -> Reduce:
-    """Token vectors (T, 2P): "average" is the even mix, "top" the last layer, a number one layer."""
-    if layers == "average":
-        return lambda stacked: stacked.mean(dim=0)
-    number = num_layers if layers == "top" else layers
-    if not isinstance(number, int) or not 0 <= number <= num_layers:
-        raise ValueError(f'layers must be "average", "top" or a number from 0 to {num_layers}, not {layers!r}')
-    return lambda stacked: stacked[number]
-
-
 def chosen_layers(numbers: Sequence[int], num_layers: int) -> Reduce:
-    """The layers with these numbers, (k, T, 2P)."""
-    wrong = [number for number in numbers if not 0 <= number <= num_layers]
-    if wrong:
-        raise ValueError(f"layers are numbers from 0 to {num_layers}, not {wrong[0]}")
+    """A function that picks several layers.
+
+    Args:
+        numbers: Numbers of the k layers, in the order of the result.
+        num_layers: Number of layers of the model, layer 0 included.
+
+    Returns:
+        A function from all layers (L+1, T, 2P) to (k, T, 2P).
+
+    Raises:
+        ValueError: If the model has no such layer.
+    """
+    for number in numbers:
+        check_layers(number, num_layers, single=True)
     chosen = list(numbers)
     return lambda stacked: stacked[chosen]
 
 
-def mixed(layers: Reduce, weights: Sequence[float], gamma: float) -> Reduce:
-    """gamma * sum_j softmax(weights)_j * layer_j of the layers that `layers` gives: (T, 2P)."""
-    shares = torch.tensor(weights, dtype=torch.float32).softmax(dim=0) * gamma
-    return lambda stacked: torch.einsum("l,ltp->tp", shares.to(stacked), layers(stacked))
+def weighted_sum(layers: Reduce, weights: Sequence[float], gamma: float) -> Reduce:
+    """A function that mixes layers with given weights: gamma * sum_j softmax(weights)_j * layer_j.
+
+    Args:
+        layers: A function from all layers (L+1, T, 2P) to the k layers to mix (k, T, 2P).
+        weights: k weights, before the softmax.
+        gamma: Factor of the sum.
+
+    Returns:
+        A function from all layers (L+1, T, 2P) to (T, 2P).
+    """
+    factors = torch.tensor(weights, dtype=torch.float32).softmax(dim=0) * gamma
+    return lambda stacked: torch.einsum("l,ltp->tp", factors.to(stacked), layers(stacked))
 
 
 def warm_up(model: ELMo) -> None:
-    """Run once with each number of rows up to `WARM_ROWS`, one less at every step of the LSTMs.
+    """Run the model once with each number of active rows up to `WARM_UP_ROWS`.
 
-    A CPU packs the weights then, and compiles a product for each number: what the first requests would wait for, and
-    what memory would grow by, is there before the server is ready.
+    On a CPU this packs the weights and compiles a product for each number of rows. The first requests do not wait for
+    that, and memory does not grow because of it.
+
+    Args:
+        model: The model.
     """
     model.embed([["warm", "up"]])
     with torch.no_grad():
-        model.bilm(model.to_ids([["warm"] * length for length in range(1, WARM_ROWS + 1)]).to(model.device))
+        model.bilm(model.to_ids([["warm"] * length for length in range(1, WARM_UP_ROWS + 1)]).to(model.device))

@@ -1,8 +1,8 @@
-"""What stands between the connections and the endpoints.
+"""Middleware between the connections and the endpoints.
 
-Enters: every request, before its body is read.  Leaves: to the endpoints, requests that have a right to an answer and
-whose bodies are whole; to the client, an answer in the one shape of errors where that is not so; to the log and the
-metrics, one entry for each.  A request whose client has gone is cancelled.
+Input: every request, before its body is read.  Output: to the endpoints, authorized requests with complete bodies; to
+the client, an error for any other request; to the log and the metrics, one entry per request.  A request whose client
+disconnects is cancelled.
 """
 
 from __future__ import annotations
@@ -18,19 +18,30 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from elmokit.serve.errors import RefusalError
 from elmokit.serve.observe import Metrics
 from elmokit.serve.settings import Settings
-from elmokit.serve.wire import JSON, RefusalError
+from elmokit.serve.wire import JSON
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = {"/health", "/ready", "/docs", "/openapi.json"}  # and the page: they say nothing that is not published
-CLIENT_GONE = 499  # nobody sees this status but the log
-THROWN_AWAY = 16_000_000  # bytes of a body that is too large, read so that the client reads the answer
+OPEN_PATHS = {"/health", "/ready", "/docs", "/openapi.json"}  # and the explorer page: no API key is needed
+CLIENT_DISCONNECTED = 499  # only in the log and the metrics
+MAX_DISCARDED_BYTES = 16_000_000  # of a body that is too large
 
 
 class Guard:
-    """ASGI middleware; the outermost but for CORS."""
+    """ASGI middleware: the outermost one, except for CORS.
+
+    Args:
+        app: The application.
+        settings: The API key and the limits.
+        metrics: Counts requests.
+        open_paths: Paths that need no API key, besides `OPEN_PATHS`.
+        known_paths: Paths that may be named in the log and the metrics.
+        check_queue: Raises a `RefusalError` if the queue is full.
+        is_draining: Whether the server is shutting down.
+    """
 
     def __init__(
         self,
@@ -40,21 +51,21 @@ class Guard:
         metrics: Metrics,
         open_paths: frozenset[str],
         known_paths: frozenset[str],
-        check_room: Callable[[], None],
+        check_queue: Callable[[], None],
         is_draining: Callable[[], bool],
     ) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
         self.known_paths = known_paths
-        self.open_paths, self.check_room, self.is_draining = open_paths | OPEN_PATHS, check_room, is_draining
+        self.open_paths, self.check_queue, self.is_draining = open_paths | OPEN_PATHS, check_queue, is_draining
         self.key = None if settings.api_key is None else f"Bearer {settings.api_key}".encode()
-        self.num_inside = 0
+        self.num_in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, is_draining=self.is_draining)
-        self.num_inside += 1
+        self.num_in_flight += 1
         self.metrics.in_flight.inc()
         try:
             try:
@@ -63,95 +74,101 @@ class Guard:
             except RefusalError as refusal:
                 await exchange.refuse(refusal)
                 if refusal.status == 413:
-                    await self._throw_away(receive)
+                    await self._discard_body(receive)
                     await exchange.end()
-            except _ClientGoneError:
-                exchange.status = CLIENT_GONE
+            except _DisconnectedError:
+                exchange.status = CLIENT_DISCONNECTED
         except Exception:
-            logger.exception("a request failed", extra={"fields": {"id": exchange.id}})
-            if exchange.status:  # too late to say so
+            logger.exception("request failed", extra={"fields": {"id": exchange.id}})
+            if exchange.status:  # the response has begun, so the client cannot be told
                 exchange.status = 500
             else:
-                await exchange.refuse(RefusalError(500, "Backend", "the server failed at this request"))
+                await exchange.refuse(RefusalError(500, "Backend", "the server failed to answer this request"))
         finally:
-            self.num_inside -= 1
+            self.num_in_flight -= 1
             self.metrics.in_flight.dec()
             for release in exchange.releases:
                 release()
-            self._note(scope, exchange)
+            self._record(scope, exchange)
 
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request that may be answered, or a RefusalError."""
+        """The body of a request that passes the checks; otherwise a RefusalError."""
         headers = dict(scope["headers"])
         if self.key is not None and scope["path"] not in self.open_paths:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.key):
+            sent = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(sent, self.key):
                 raise RefusalError(
                     401, "Unauthorized", "send the API key: `Authorization: Bearer KEY`", {"www-authenticate": "Bearer"}
                 )
-        # who asks whether the server lives must not be told that it is busy
-        if self.num_inside > self.settings.max_requests and scope["path"] not in OPEN_PATHS:
-            raise RefusalError(429, "Overloaded", "too many requests at once: try again in 1 s", {"retry-after": "1"})
+        # health checks are answered even when the server is busy
+        if self.num_in_flight > self.settings.max_requests and scope["path"] not in OPEN_PATHS:
+            raise RefusalError(
+                429, "Overloaded", "the server has too many requests: try again in 1 s", {"retry-after": "1"}
+            )
         length = headers.get(b"content-length")
-        if length is not None and int(length) > self.settings.max_body_bytes:  # h11 takes digits alone
+        if length is not None and int(length) > self.settings.max_body_bytes:  # h11 accepts only digits
             raise self._too_large()
         body = await self._read(receive)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != JSON.encode():
                 raise RefusalError(415, "Validation", "send the request as JSON, with `Content-Type: application/json`")
-            self.check_room()
+            self.check_queue()
         return body
 
     async def _read(self, receive: Receive) -> bytes:
+        """The complete body, within the limits of size and time."""
         parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(self.settings.client_timeout):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _ClientGoneError
+                        raise _DisconnectedError
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self.settings.max_body_bytes:
                         raise self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            reason = f"the body did not come within {self.settings.client_timeout:g} s"
+            reason = f"the body was not received within {self.settings.client_timeout:g} s"
             raise RefusalError(408, "Timeout", reason, {"connection": "close"}) from None
         return b"".join(parts)
 
     def _too_large(self) -> RefusalError:
         limit = self.settings.max_body_bytes
         return RefusalError(
-            413, "Validation", f"the body is larger than {limit:,} bytes: send less at a time", {"connection": "close"}
+            413,
+            "Validation",
+            f"the body is larger than {limit:,} bytes: send several requests",
+            {"connection": "close"},
         )
 
-    async def _throw_away(self, receive: Receive) -> None:
-        """Read what the client still sends: a socket closed over unread bytes takes the answer with it."""
-        left = THROWN_AWAY
+    async def _discard_body(self, receive: Receive) -> None:
+        """Read the rest of the body: if a socket is closed with unread bytes, the client does not get the response."""
+        bytes_left = MAX_DISCARDED_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(5.0, self.settings.client_timeout)):
-                while left > 0:
+                while bytes_left > 0:
                     message = await receive()
                     if message["type"] == "http.disconnect" or not message.get("more_body", False):
                         return
-                    left -= len(message.get("body", b""))
+                    bytes_left -= len(message.get("body", b""))
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, exchange: _Exchange) -> None:
-        """Run the endpoint; stop it when its client goes."""
-        gone = asyncio.ensure_future(_disconnect(receive))
+        """Run the endpoint; cancel it if the client disconnects."""
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         unread = [body]
 
         async def replay() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.shield(gone)
+            await asyncio.shield(disconnected)
             return {"type": "http.disconnect"}
 
         answer = asyncio.ensure_future(self.app(scope, replay, exchange.send))
         try:
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answer, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 if exchange.is_complete:
                     await answer
@@ -159,17 +176,18 @@ class Guard:
                     answer.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await answer
-                    raise _ClientGoneError
+                    raise _DisconnectedError
             answer.result()
         finally:
-            gone.cancel()
+            disconnected.cancel()
             answer.cancel()
 
-    def _note(self, scope: Scope, exchange: _Exchange) -> None:
-        # a path that is none of ours may hold anything
+    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        """Write the log line and the metrics of a request."""
+        # an unknown path may contain anything, also a user's text
         unrouted = scope["path"] if scope["path"] in self.known_paths else "other"
         route = getattr(scope.get("route"), "path", unrouted)
-        seconds = time.monotonic() - exchange.since
+        seconds = time.monotonic() - exchange.begin
         self.metrics.requests.labels(route, exchange.status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
         fields: dict[str, Any] = {
@@ -183,17 +201,17 @@ class Guard:
         logger.info("request", extra={"fields": fields})
 
 
-class _ClientGoneError(Exception):
-    pass
+class _DisconnectedError(Exception):
+    """The client has disconnected."""
 
 
 class _Exchange:
-    """One answer on its way out, and what is noted of it."""
+    """One request and its response: id, time, status, and what to release at the end."""
 
     def __init__(self, scope: Scope, send: Send, *, is_draining: Callable[[], bool]) -> None:
         self.id = secrets.token_hex(8)
-        self.since = time.monotonic()
-        self.status = 0  # until the answer begins
+        self.begin = time.monotonic()
+        self.status = 0  # until the response begins
         self.is_complete = False
         self.releases: list[Callable[[], None]] = []
         self._send, self._is_draining = send, is_draining
@@ -201,10 +219,11 @@ class _Exchange:
         scope["elmokit.counts"] = {}
 
     async def send(self, message: Message) -> None:
+        """Send a message of the response, with the request's id in the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self._is_draining():  # the server ends: this connection takes no more requests
+            if self._is_draining():  # this connection accepts no more requests
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -212,16 +231,19 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, refusal: RefusalError) -> None:
+        """Answer with an error."""
         headers = {"content-type": JSON, "content-length": str(len(refusal.body)), **refusal.headers}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
-        # the end of an answer to a body that is too large comes when the body has been thrown away
+        # if the body is too large, the response ends after the body is discarded
         await self.send({"type": "http.response.body", "body": refusal.body, "more_body": refusal.status == 413})
 
     async def end(self) -> None:
+        """End the response."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,6 @@
-"""What a server says of itself: metrics, and a log of one JSON object a line.  Neither ever holds a user's text.
+"""Metrics, and a log of one JSON object per line. Neither contains texts of users.
 
-Enters: requests that ended, batches that ran, log records.  Leaves: Prometheus text, lines on standard error.
+Input: requests, batches and log records.  Output: Prometheus text, lines on standard error.
 """
 
 from __future__ import annotations
@@ -23,59 +23,65 @@ TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
 
 
 class Metrics:
-    """Counters of one server; those of several workers are added up."""
+    """Metrics of one server. Those of several workers are summed."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "elmokit_requests", "Requests that were answered.", ["route", "status"], registry=self.registry
+            "elmokit_requests", "Number of answered requests.", ["route", "status"], registry=self.registry
         )
         self.seconds = Histogram(
             "elmokit_request_seconds",
-            "From a request's first byte to its answer's last.",
+            "Seconds from the first byte of a request to the last byte of its response.",
             ["route"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self.in_flight = Gauge(
             "elmokit_requests_in_flight",
-            "Requests that are being read or answered.",
+            "Number of requests that are read or answered now.",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
         self.queue_tokens = Gauge(
             "elmokit_queue_tokens",
-            "Tokens of requests that were let in and are not answered.",
+            "Number of tokens of admitted requests that are not answered.",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
-        self.tokens = Counter("elmokit_tokens", "Tokens that the model read.", ["lane"], registry=self.registry)
+        self.tokens = Counter(
+            "elmokit_tokens", "Number of tokens that the model read.", ["lane"], registry=self.registry
+        )
         self.batch_tokens = Histogram(
-            "elmokit_batch_tokens", "Tokens of a batch.", buckets=TOKENS, registry=self.registry
+            "elmokit_batch_tokens", "Number of tokens per batch.", buckets=TOKENS, registry=self.registry
         )
         self.batch_pieces = Histogram(
-            "elmokit_batch_sentences", "Sentences of a batch.", buckets=TOKENS, registry=self.registry
+            "elmokit_batch_sentences", "Number of sentences per batch.", buckets=TOKENS, registry=self.registry
         )
         self.model_seconds = Histogram(
-            "elmokit_model_seconds", "Seconds that a batch took.", buckets=SECONDS, registry=self.registry
+            "elmokit_model_seconds", "Seconds per batch.", buckets=SECONDS, registry=self.registry
         )
-        self.waited = Histogram(
+        self.queue_seconds = Histogram(
             "elmokit_queue_seconds",
-            "Seconds that a sentence waited.",
+            "Seconds that the first sentence of a batch waited.",
             buckets=SECONDS,
             registry=self.registry,
         )
 
-    def batch(self, report: BatchReport) -> None:
-        """Count a batch."""
+    def record_batch(self, report: BatchReport) -> None:
+        """Count a batch.
+
+        Args:
+            report: Its measurements.
+        """
         self.tokens.labels(report.lane).inc(report.num_tokens)
         self.batch_tokens.observe(report.num_tokens)
         self.batch_pieces.observe(report.num_pieces)
         self.model_seconds.observe(report.seconds)
-        self.waited.observe(report.waited)
+        self.queue_seconds.observe(report.queue_seconds)
 
     def text(self) -> bytes:
-        """What Prometheus reads."""
+        """The metrics in the text format of Prometheus; with several workers, those of all workers."""
         registry = self.registry
         if METRICS_VARIABLE in os.environ:
             registry = CollectorRegistry()
@@ -84,10 +90,10 @@ class Metrics:
 
 
 class JSONLines(logging.Formatter):
-    """A record as one JSON object: time, level, message, and the fields that came as `extra={"fields": …}`."""
+    """Formats a log record as one JSON object: time, level, message, and the fields in `extra={"fields": …}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; an exception gives its type and its places, and not its message, which may quote a request."""
+        """One line. Of an exception it has the type and the stack, not the message, which may quote a request."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -103,10 +109,14 @@ class JSONLines(logging.Formatter):
 
 
 def log_as_json(level: int = logging.INFO) -> None:
-    """Send the log of elmokit and of uvicorn to standard error as JSON lines."""
+    """Write the log of elmokit and of uvicorn to standard error, one JSON object per line.
+
+    Args:
+        level: Level of elmokit's log. That of uvicorn is WARNING.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONLines())
-    for name, wanted in (("elmokit", level), ("uvicorn", logging.WARNING)):
+    for name, logger_level in (("elmokit", level), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(wanted)
+        logger.setLevel(logger_level)

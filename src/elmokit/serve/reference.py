@@ -1,6 +1,6 @@
-"""The page at /docs: what each endpoint takes and gives, as HTML that needs no script and nothing from elsewhere.
+"""The page at /docs: the request and the response of each endpoint, as one HTML file without scripts.
 
-Enters: the OpenAPI description.  Leaves: HTML.
+Input: the OpenAPI description.  Output: HTML that loads nothing from other servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; border-radius: 
 
 
 def reference_page(description: dict[str, Any]) -> str:
-    """All endpoints by their tags, with the schemas of what they take and give."""
+    """Write the reference of all endpoints.
+
+    Args:
+        description: The OpenAPI description of the application.
+
+    Returns:
+        HTML: the endpoints by tag, with the schemas of their requests and responses.
+    """
     groups: dict[str, list[str]] = {}
     for path, verbs in description["paths"].items():
         for verb, endpoint in verbs.items():
@@ -32,20 +39,21 @@ def reference_page(description: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(info['title'])}: HTTP interface</title><style>{STYLE}</style></head><body><main>"
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{escape(info.get('summary', ''))} "
-        'The same as <a href="openapi.json">OpenAPI</a>.</p>'
+        'The same reference as <a href="openapi.json">OpenAPI</a>.</p>'
         f"{sections}</main></body></html>"
     )
 
 
 def _endpoint(verb: str, path: str, endpoint: dict[str, Any], description: dict[str, Any]) -> str:
+    """The section of one endpoint."""
     lines = [f"<p>{escape(endpoint.get('description', ''))}</p>"]
     body = endpoint.get("requestBody", {}).get("content", {}).get("application/json")
     if body:
-        lines.append(f"<h3>Takes</h3>{_code(_resolved(body['schema'], description))}")
+        lines.append(f"<h3>Request</h3>{_code(_resolved(body['schema'], description))}")
     for status, answer in endpoint["responses"].items():
         kinds = answer.get("content", {})
         if status == "200":
-            lines.append(f"<h3>Gives</h3><p>{escape(', '.join(kinds))}</p>")
+            lines.append(f"<h3>Response</h3><p>{escape(', '.join(kinds))}</p>")
             if "application/json" in kinds:
                 lines.append(_code(_resolved(kinds["application/json"].get("schema", {}), description)))
         else:
@@ -55,7 +63,7 @@ def _endpoint(verb: str, path: str, endpoint: dict[str, Any], description: dict[
 
 
 def _resolved(schema: Any, description: dict[str, Any]) -> Any:
-    """The schema with what it refers to written in its place (no schema of ours holds itself)."""
+    """The schema with its references resolved. None of the schemas is recursive."""
     if isinstance(schema, list):
         return [_resolved(item, description) for item in schema]
     if not isinstance(schema, dict):

@@ -1,10 +1,10 @@
-"""One process or several that serve a model, from the first request to the last.
+"""Processes that serve a model: start, workers, signals, shutdown.
 
-Enters: a model, folders of tasks and of an index, `Settings`.  Leaves: a running server; after SIGTERM or
-Ctrl-C it takes no more connections, answers what it has, and returns.
+Input: a model, folders of tasks and of an index, `Settings`.  Output: a running server. After SIGTERM or Ctrl-C it
+accepts no more connections, answers the requests that it has, and returns.
 
-Several workers are forks of a process that has loaded the model, packed its weights and run nothing in parallel: they
-share all of that memory, however the weights are stored, until somebody writes to it, and nobody does.
+Several workers are forks of a process that has loaded the model, packed its weights and started no threads of torch.
+They share this memory, in whatever format the weights are stored, because none of them writes to it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
+from elmokit.extras import require
 from elmokit.files import locked
 from elmokit.serve.settings import METRICS_VARIABLE, Settings
 
@@ -35,18 +37,18 @@ if TYPE_CHECKING:
 
     from elmokit.index import WordIndex
     from elmokit.model import ELMo
-    from elmokit.serve.app import Phase
     from elmokit.serve.engine import Task
+    from elmokit.serve.routes.status import Lifecycle
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-SHORTEST_LIFE = 1.0  # seconds; a worker that ends sooner is not started again at once
-LAST_CONNECTIONS = 0.05  # seconds in which those that wait to be taken are taken
-LAST_ANSWERS = 5.0  # seconds beyond the deadline in which the last answers may be sent
-METRICS_FOLDER = "elmokit-metrics-"
-JUST_MADE = 60.0  # seconds in which a folder may not be locked yet
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RESTART_SECONDS = 1.0  # a worker that ends sooner is started again only after this time
+ACCEPT_SECONDS = 0.05  # at shutdown, time to accept the connections of the backlog
+SHUTDOWN_SECONDS = 5.0  # at shutdown, time beyond the deadline to send the last responses
+METRICS_PREFIX = "elmokit-metrics-"
+UNLOCKED_SECONDS = 60.0  # a new metrics folder may not be locked yet
 
 
 def serve(
@@ -58,54 +60,83 @@ def serve(
     index: Path | None = None,
     on_listening: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve the model that `load` gives until SIGTERM or SIGINT; `on_listening` is told the URL once."""
-    _check_extra()
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(_listen(settings.host, settings.port))
-        url = _url(listening)
-        if settings.workers == 1:
+    """Serve a model until SIGTERM or SIGINT.
+
+    Args:
+        load: Loads the model. It is called after the port is bound.
+        settings: Address, number of workers and limits.
+        name: Name of the model in responses.
+        tasks: Folders of trained tasks by the name in their path, /tasks/NAME.
+        index: Folder of the index for /neighbours.
+        on_listening: Called once with the URL, when the server listens.
+
+    Raises:
+        ImportError: If the extra `serve` is not installed.
+        ValueError: If the address cannot be used, if several workers are not possible on this system or device, or if
+            the index was built with another model.
+    """
+    for module in ("fastapi", "orjson", "uvicorn"):
+        require(module, extra="serve")
+    with _listen(settings.host, settings.port) as listening:
+
+        def load_all() -> _Service:
             model = load()
-            loaded, opened = _load_tasks(tasks or {}, model), _open_index(index, model)
+            if settings.workers > 1 and model.device.type != "cpu":
+                raise ValueError(f"workers is {settings.workers}: one worker serves a GPU, use workers=1")
+            return _Service(model, name, _load_tasks(tasks or {}, model), _open_index(index, model))
+
+        def listen() -> None:
             listening.listen(BACKLOG)
-            on_listening(url)
-            _run(model, settings, listening, name, loaded, opened)
-            return
-        if not hasattr(os, "fork"):
-            raise ValueError("several workers need a system that can fork: use one worker here")
-        # until the workers are there, to be told to end is to go back through this stack
+            on_listening(_url(listening))
+
+        if settings.workers == 1:
+            require("prometheus_client", extra="serve")
+            service = load_all()
+            listen()
+            _run(service, settings, listening)
+        else:
+            _serve_with_workers(load_all, settings, listening, listen)
+
+
+@dataclass(frozen=True)
+class _Service:
+    """What a server serves."""
+
+    model: ELMo
+    name: str
+    tasks: Mapping[str, Task]
+    index: WordIndex | None
+
+
+def _serve_with_workers(
+    load_all: Callable[[], _Service], settings: Settings, listening: socket.socket, listen: Callable[[], None]
+) -> None:
+    """Load and warm up the model once, and serve it in several forks."""
+    if not hasattr(os, "fork"):
+        raise ValueError("several workers need a system that can fork: use workers=1")
+    with contextlib.ExitStack() as stack:
+        # before the workers are started, SIGTERM unwinds this stack
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)))
         stack.enter_context(_shared_metrics())
+        require("prometheus_client", extra="serve")  # it reads METRICS_VARIABLE when it is imported
         import torch
 
         from elmokit.serve.engine import warm_up
 
         cores = torch.get_num_threads()
-        torch.set_num_threads(1)  # a pool of threads would not survive the fork
-        model = load()
-        if model.device.type != "cpu":
-            raise ValueError(f"one worker serves a GPU: {settings.workers} workers would only wait for each other")
-        loaded, opened = _load_tasks(tasks or {}, model), _open_index(index, model)
-        warm_up(model)
+        torch.set_num_threads(1)  # a thread pool does not survive a fork
+        service = load_all()
+        warm_up(service.model)
         gc.collect()
         gc.freeze()
-        listening.listen(BACKLOG)
-        on_listening(url)
+        listen()
         supervisor = os.getpid()
 
         def work() -> None:
             torch.set_num_threads(max(1, cores // settings.workers))
-            _run(model, settings, listening, name, loaded, opened, supervisor)
+            _run(service, settings, listening, supervisor)
 
         _supervise(work, settings.workers)
-
-
-def _check_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import orjson  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'serving needs {error.name}: pip install "elmokit[serve]"') from None
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -122,12 +153,12 @@ def _open_index(folder: Path | None, model: ELMo) -> WordIndex | None:
     from elmokit.index import WordIndex
 
     index = WordIndex.open(folder)
-    index.check_model(model)  # before anybody is told that the server is there
+    index.check_model(model)  # before the server listens
     return index
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that has its port; it takes connections when the model is loaded."""
+    """A socket bound to its port. It listens when the model is loaded."""
     listening: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -149,17 +180,17 @@ def _url(listening: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _shared_metrics() -> Generator[None, None, None]:
-    """Let the workers count into files of one folder, which must be known before prometheus_client is imported.
+    """Make a folder in which the workers share their metrics. prometheus_client must be imported after this.
 
-    The folder is locked while this process or a fork of it lives: one that is not was left by a server that was killed,
-    and goes.
+    The folder is locked while this process or one of its workers is alive. Folders that are not locked were left by
+    servers that were killed; they are removed.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{METRICS_FOLDER}*"):
+    for leftover in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > JUST_MADE:
-                with locked(left, wait=False):
-                    shutil.rmtree(left)
-    folder = tempfile.mkdtemp(prefix=METRICS_FOLDER)
+            if time.time() - leftover.stat().st_mtime > UNLOCKED_SECONDS:
+                with locked(leftover, wait=False):
+                    shutil.rmtree(leftover)
+    folder = tempfile.mkdtemp(prefix=METRICS_PREFIX)
     os.environ[METRICS_VARIABLE] = folder
     try:
         with locked(Path(folder), wait=True):
@@ -172,49 +203,48 @@ def _shared_metrics() -> Generator[None, None, None]:
 # ---- one process -----------------------------------------------------------------------------------------------------
 
 
-def _run(
-    model: ELMo,
-    settings: Settings,
-    listening: socket.socket,
-    name: str,
-    tasks: Mapping[str, Task],
-    index: WordIndex | None = None,
-    supervisor: int | None = None,
-) -> None:
+def _run(service: _Service, settings: Settings, listening: socket.socket, supervisor: int | None = None) -> None:
+    """Serve in this process until a signal comes."""
     from elmokit.serve.app import create_app
 
-    logger.info("serving", extra={"fields": {"url": _url(listening), "model": name, "tasks": list(tasks)}})
-    app = create_app(model, settings, name=name, tasks=tasks, index=index)
+    fields = {"url": _url(listening), "model": service.name, "tasks": list(service.tasks)}
+    logger.info("serving", extra={"fields": fields})
+    app = create_app(service.model, settings, name=service.name, tasks=service.tasks, index=service.index)
     make_server(app, settings, supervisor=supervisor).run(sockets=[listening])
     logger.info("ended")
 
 
 def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = None) -> uvicorn.Server:
-    """The application of `create_app` with connections that have limits of time, and an end in two steps.
+    """Make the uvicorn server of an application, with timeouts and a graceful shutdown.
 
-    `supervisor` is the process that started this one, without which it ends.
+    Args:
+        app: The application of `create_app`.
+        settings: Timeouts.
+        supervisor: Id of the process that started this one. The server stops when that process is no longer its parent.
+
+    Returns:
+        A server; `run(sockets=[...])` serves until a signal comes.
     """
     import uvicorn
 
     from elmokit.serve.connection import Connection
 
-    phase: Phase = app.state.phase
+    lifecycle: Lifecycle = app.state.lifecycle
 
     class TimedConnection(Connection):
         client_timeout = settings.client_timeout
 
     class DrainingServer(uvicorn.Server):
-        """Ends in two steps: answers close their connections, then no new ones are taken."""
+        """Shuts down in two steps: first responses close their connections, then no new connections are accepted."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logger.info("ending")
-            phase.is_draining = True
+            lifecycle.is_draining = True
             await asyncio.sleep(settings.drain)
-            # closing would reset the connections that the system has made and that nobody has taken yet: let it make
-            # no more, and take those
+            # closing a socket resets the connections of its backlog: stop the backlog, and accept what is in it
             for listening in sockets or []:
                 listening.listen(0)
-            await asyncio.sleep(LAST_CONNECTIONS)
+            await asyncio.sleep(ACCEPT_SECONDS)
             await super().shutdown(sockets)
 
         async def on_tick(self, counter: int) -> bool:
@@ -223,11 +253,11 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None, None, None]:
-            """As uvicorn, but the signal is not raised again at the end: to be told to end and to end is success."""
+            """As in uvicorn, but the signal is not raised again at the end: a stopped server exits with 0."""
             if threading.current_thread() is not threading.main_thread():
                 yield
                 return
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
             try:
                 yield
             finally:
@@ -243,7 +273,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=max(1, round(settings.client_timeout)),
-        timeout_graceful_shutdown=round(settings.deadline + settings.client_timeout + LAST_ANSWERS),
+        timeout_graceful_shutdown=round(settings.deadline + settings.client_timeout + SHUTDOWN_SECONDS),
     )
     return DrainingServer(config)
 
@@ -252,7 +282,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 
 
 def _supervise(work: Callable[[], None], count: int) -> None:
-    """Keep `count` forks at work until a signal comes; then let them end."""
+    """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them."""
     stopping = False
     workers: dict[int, float] = {}
 
@@ -263,36 +293,37 @@ def _supervise(work: Callable[[], None], count: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, number)
 
-    before = {number: signal.signal(number, stop) for number in STOPPING}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         while workers or not stopping:
             while len(workers) < count and not stopping:
-                # a signal waits until `stop` knows the worker, and never runs it in the fork
-                signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+                # signals are blocked until `stop` knows the worker, and `stop` never runs in the fork
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
                 workers[_fork(work)] = time.monotonic()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             worker, status = os.wait()
-            lived = time.monotonic() - workers.pop(worker)
+            seconds = time.monotonic() - workers.pop(worker)
             if not stopping:
                 code = os.waitstatus_to_exitcode(status)
                 logger.error("a worker ended", extra={"fields": {"worker": worker, "code": code}})
                 _forget_metrics(worker)
-                if lived < SHORTEST_LIFE:
-                    time.sleep(SHORTEST_LIFE)
+                if seconds < RESTART_SECONDS:
+                    time.sleep(RESTART_SECONDS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _fork(work: Callable[[], None]) -> int:
+    """Run `work` in a fork, which then exits; the id of the fork."""
     worker = os.fork()
     if worker:
         return worker
     code: Literal[0, 1] = 1
     try:
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         work()
         code = 0
     except BaseException:
@@ -304,6 +335,5 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _forget_metrics(worker: int) -> None:
-    from prometheus_client import multiprocess
-
-    multiprocess.mark_process_dead(worker)  # type: ignore[no-untyped-call]
+    """Remove the gauges of a worker that has ended."""
+    require("prometheus_client.multiprocess", extra="serve").mark_process_dead(worker)

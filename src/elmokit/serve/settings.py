@@ -1,51 +1,54 @@
-"""What a server may be told, and its usual values.
+"""Settings of the server and their defaults.
 
-Enters: numbers from the command line or a program.  Leaves: a `Settings` whose values go together, or a ValueError.
+Input: values from the command line or a program.  Output: a `Settings` with consistent values, or a ValueError.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's name; set, it makes several workers count as one
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client: workers share their metrics
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a server listens, who may ask, and how much."""
+    """Address, access and limits of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    """0 takes a free one."""
+    """0 chooses a free port."""
     workers: int = 1
-    """Processes that share the model's memory."""
+    """Number of processes. They share the memory of the model."""
     api_key: str | None = None
-    """What clients send as `Authorization: Bearer KEY`; None lets everybody in."""
+    """Key that clients send as `Authorization: Bearer KEY`. None: no key is needed."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may ask from a browser; "*" is every origin."""
+    """Origins of web pages that may send requests from a browser; "*" is every origin."""
 
     max_body_bytes: int = 2_000_000
+    """Largest size of a request body."""
     max_sentences: int = 1024
-    """Of one request."""
+    """Largest number of sentences per request."""
     max_sentence_tokens: int = 512
+    """Largest number of tokens per sentence."""
     max_request_tokens: int = 8192
+    """Largest number of tokens per request."""
 
     batch_tokens: int | None = None
-    """Tokens that run together; None is what suits the device."""
+    """Largest number of tokens per batch. None: a default for the device."""
     queue_tokens: int | None = None
-    """Tokens that wait or run, or whose answers are not sent yet: beyond it comes 429, as it does beyond what the model
-    reads in half of the deadline.  None is sixteen batches."""
+    """Largest number of tokens of requests that are not answered yet. Further requests get 429; they also get 429 if
+    the model would need more than half of the deadline for the tokens that wait. None: 16 batches."""
     max_requests: int = 512
-    """Requests that are being read, wait or run; beyond it comes 429."""
+    """Largest number of requests at the same time. Further requests get 429."""
     patience: float = 0.003
-    """Seconds that the first piece of a batch waits for company."""
+    """How long, in seconds, a request waits for others to be batched with."""
 
     deadline: float = 30.0
-    """Seconds until a request that was read must be answered; beyond it comes 504."""
+    """Seconds until a request must be answered after its body is read. After that it gets 504."""
     client_timeout: float = 30.0
-    """Seconds that a client may take to send a request, and to take up a part of its answer."""
+    """Seconds that a client has to send a request, and to read a part of the response."""
     drain: float = 0.3
-    """Seconds after SIGTERM in which new connections are still answered, so that none is lost on its way in."""
+    """Seconds after SIGTERM in which new connections are still accepted, so that no request is lost."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -61,11 +64,11 @@ class Settings:
             raise ValueError("the API key must be ASCII without spaces, and not empty")
         if self.max_sentence_tokens > self.max_request_tokens:
             raise ValueError(
-                f"max_sentence_tokens is {self.max_sentence_tokens} and max_request_tokens {self.max_request_tokens}: "
-                "a request must have room for its sentence"
+                f"max_sentence_tokens is {self.max_sentence_tokens}: it must be at most max_request_tokens, "
+                f"{self.max_request_tokens}"
             )
         if self.queue_tokens is not None and self.queue_tokens < self.max_request_tokens:
             raise ValueError(
-                f"queue_tokens is {self.queue_tokens} and max_request_tokens {self.max_request_tokens}: "
-                "the queue must have room for a request"
+                f"queue_tokens is {self.queue_tokens}: it must be at least max_request_tokens, "
+                f"{self.max_request_tokens}"
             )

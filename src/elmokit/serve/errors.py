@@ -1,0 +1,123 @@
+"""Errors of the server, all in one format: `{"error": …, "error_type": …}`, as in text-embeddings-inference.
+
+Input: exceptions of endpoints, of FastAPI and of the batcher.  Output: responses with a status of 400 or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from elmokit.serve import schemas
+from elmokit.serve.batching import OverloadedError
+from elmokit.serve.wire import JSON
+
+MAX_MESSAGE_LENGTH = 500
+STATUS_NAMES = {404: "NotFound", 405: "MethodNotAllowed"}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "model": schemas.ErrorBody}
+    for status, description in {
+        400: "The input is empty, or the request is not valid HTTP.",
+        401: "The API key is missing or wrong.",
+        404: "The task does not exist.",
+        408: "The body was sent too slowly.",
+        413: "The body, a sentence or the request is too large.",
+        415: "The content type is not application/json.",
+        422: "The request does not match the schema of this endpoint.",
+        424: "The model has no output layer, or the server has no index.",
+        429: "The queue is full. Retry-After gives the seconds to wait.",
+        500: "The server failed.",
+        504: "The deadline passed.",
+    }.items()
+}
+FIELDS = {
+    name
+    for schema in vars(schemas).values()
+    if isinstance(schema, type) and issubclass(schema, schemas.RequestBody)
+    for name in schema.model_fields
+}
+
+
+class RefusalError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status, 400 or more.
+        error_type: Value of `error_type` in the body.
+        message: Value of `error` in the body: what is wrong and what to do.
+        headers: Additional headers of the response.
+    """
+
+    def __init__(self, status: int, error_type: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.error_type, self.headers = status, error_type, headers or {}
+
+    @property
+    def body(self) -> bytes:
+        """The response body as JSON. A long message is cut."""
+        message = str(self)
+        if len(message) > MAX_MESSAGE_LENGTH:
+            message = message[:MAX_MESSAGE_LENGTH] + " …"
+        # a message may quote text that UTF-8 cannot encode, such as a lone surrogate from a path
+        message = message.encode("utf-8", "replace").decode()
+        return orjson.dumps({"error": message, "error_type": self.error_type})
+
+
+def refuse_overload(check: Callable[[], None]) -> None:
+    """Call `check`, which may raise `OverloadedError`.
+
+    Raises:
+        RefusalError: 429 with a Retry-After header, in place of `OverloadedError`.
+    """
+    try:
+        check()
+    except OverloadedError as error:
+        raise RefusalError(429, "Overloaded", str(error), {"retry-after": str(error.retry_after)}) from None
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make the application answer every exception in the one format of errors.
+
+    Args:
+        app: The application. `RefusalError`, errors of validation, `HTTPException` and `ValueError` are handled.
+    """
+    app.add_exception_handler(RefusalError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ValueError, _bad_value)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusalError)
+    return _respond(error)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = []
+    for problem in error.errors()[:3]:
+        # for a union, pydantic also names the type that it tried
+        parts = [str(part) for part in problem["loc"][1:] if isinstance(part, int) or part in FIELDS]
+        field = ".".join(parts)
+        problems.append(f"{field}: {problem['msg']}" if field else str(problem["msg"]))
+    return _respond(RefusalError(422, "Validation", "; ".join(problems)))
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    error_type = STATUS_NAMES.get(error.status_code, "Validation")
+    return _respond(RefusalError(error.status_code, error_type, str(error.detail), dict(error.headers or {})))
+
+
+async def _bad_value(_: Request, error: Exception) -> Response:
+    return _respond(RefusalError(422, "Validation", str(error)))
+
+
+def _respond(refusal: RefusalError) -> Response:
+    return Response(refusal.body, refusal.status, refusal.headers, JSON)

@@ -1,0 +1,55 @@
+"""The endpoints of the language model.
+
+Input: texts or token lists.  Output: log-probabilities of tokens, and words for a place in a sentence.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from elmokit.serve import schemas, wire
+from elmokit.serve.engine import SubstituteQuery
+from elmokit.serve.reader import RequestReader
+from elmokit.text import Tokenizer, marked_word
+
+
+def add_language_model(app: FastAPI, reader: RequestReader) -> None:
+    """Add the endpoints of the language model; without an output layer they answer 424.
+
+    Args:
+        app: The application.
+        reader: Reads requests and waits for results.
+    """
+    engine = reader.engine
+
+    @app.post("/log_probs", response_model=list[schemas.SentenceLogProbs], tags=["language model"])
+    async def log_probs(request: Request, body: schemas.LogProbsRequest) -> Response:
+        """The log-probability of every token, from the tokens before it and from the tokens after it."""
+        reader.check_language_model()
+        sentences = await reader.sentences(request, body.inputs, body)
+        scores = await reader.before_deadline(engine.log_probs(sentences))
+        return await run_in_threadpool(wire.json_response, scores)
+
+    @app.post("/substitutes", response_model=list[schemas.SubstituteWord], tags=["language model"])
+    async def substitutes(request: Request, body: schemas.SubstitutesRequest) -> Response:
+        """The likeliest words in place of the word in brackets, or of the token at `position`."""
+        reader.check_language_model()
+        query = _substitute_query(body, engine.model.tokenizer)
+        await reader.sentences(request, [query.tokens])  # checks the limits
+        return wire.json_response(await reader.before_deadline(engine.substitutes(query)))
+
+
+def _substitute_query(body: schemas.SubstitutesRequest, tokenizer: Tokenizer) -> SubstituteQuery:
+    """The tokens of a request and the position of the one to replace."""
+    if isinstance(body.inputs, list):
+        if body.position is None or body.position >= len(body.inputs):
+            raise ValueError(
+                f"position is {body.position}, there are {len(body.inputs)} tokens: send the index of one, from 0"
+            )
+        return SubstituteQuery(body.inputs, body.position, body.k)
+    if body.position is not None:
+        raise ValueError("position is for token lists; in a text mark the word: He sat on the [bank] .")
+    tokens, position = marked_word(body.inputs, tokenizer, allow_blank=True)
+    return SubstituteQuery(tokens, position, body.k)

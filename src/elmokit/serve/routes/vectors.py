@@ -1,0 +1,114 @@
+"""The endpoints of vectors, and of tokens.
+
+Input: texts or token lists.  Output: vectors of sentences, tokens or layers, as JSON, .npy or safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from elmokit.inference.views import view_of
+from elmokit.model import ELMo
+from elmokit.serve import schemas, wire
+from elmokit.serve.engine import chosen_layers, sentence_vector, weighted_sum
+from elmokit.serve.errors import RefusalError
+from elmokit.serve.reader import RequestReader
+from elmokit.text import BOS_TOKEN, EOS_TOKEN
+
+
+def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
+    """Add the endpoints of vectors and tokens.
+
+    Args:
+        app: The application.
+        reader: Reads requests and waits for results.
+        name: Name of the model in responses of /v1/embeddings.
+    """
+    model = reader.engine.model
+
+    @app.post("/embed", response_model=list[list[float]], responses=wire.BINARY_RESPONSES, tags=["vectors"])
+    async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
+        """One vector per text: the mean of its token vectors, of length one unless `normalize` is false."""
+        view = view_of(body.layers, model.num_layers, single=True)
+        sentences = await reader.sentences(request, body.inputs, body)
+        vectors = await reader.vectors(sentences, sentence_vector(view, normalize=body.normalize))
+        return await wire.matrix_response(request, vectors)
+
+    @app.post("/embed_all", response_model=list[list[list[float]]], responses=wire.BINARY_RESPONSES, tags=["vectors"])
+    async def embed_all(request: Request, body: schemas.EmbedAllRequest) -> Response:
+        """One vector per token of each text."""
+        view = view_of(body.layers, model.num_layers, single=True)
+        sentences = await reader.sentences(request, body.inputs, body)
+        return await wire.ragged_response(request, await reader.vectors(sentences, view))
+
+    @app.post("/layers", response_model=schemas.LayersResponse, responses=wire.BINARY_RESPONSES, tags=["vectors"])
+    async def layers(request: Request, body: schemas.LayersRequest) -> Response:
+        """Layers of every token, or with `weights` their mix: gamma * sum_j softmax(weights)_j * layer_j."""
+        numbers = list(range(model.num_layers)) if body.layers == "all" else body.layers
+        reduce = chosen_layers(numbers, model.num_layers)
+        if body.weights is not None:
+            if len(body.weights) != len(numbers):
+                raise ValueError(f"there are {len(numbers)} layers and {len(body.weights)} weights: send one per layer")
+            reduce = weighted_sum(reduce, body.weights, body.gamma)
+        elif body.gamma != 1.0:
+            raise ValueError("gamma belongs to a mix: send weights too, [0, 0, …] for the average")
+        sentences = await reader.sentences(request, body.inputs, body)
+        before = b'{"tokens":' + orjson.dumps(sentences) + b',"layers":' + orjson.dumps(numbers) + b',"vectors":['
+        vectors = await reader.vectors(sentences, reduce)
+        return await wire.ragged_response(request, vectors, before=before, after=b"]}")
+
+    average = sentence_vector(view_of("average", model.num_layers, single=True), normalize=True)
+
+    @app.post("/similarity", response_model=list[float], tags=["vectors"])
+    async def similarity(request: Request, body: schemas.SimilarityRequest) -> Response:
+        """The cosine of one sentence with each of the others."""
+        if not body.inputs.sentences:
+            raise RefusalError(400, "Empty", "inputs.sentences is empty: send at least one sentence")
+        texts: schemas.Inputs = [body.inputs.source_sentence, *body.inputs.sentences]
+        sentences = await reader.sentences(request, texts, body.parameters or schemas.Truncation(), name="sentences")
+        source, *others = await reader.vectors(sentences, average)
+        return wire.json_response(np.stack(others) @ source)
+
+    @app.post("/v1/embeddings", response_model=schemas.OpenAIResponse, tags=["vectors"])
+    async def openai_embeddings(request: Request, body: schemas.OpenAIRequest) -> Response:
+        """OpenAI's endpoint: vectors of length one, as numbers or as base64 of little-endian float32."""
+        if body.dimensions not in (None, model.dim):
+            raise ValueError(f"dimensions is {body.dimensions}, this model has vectors of {model.dim} dimensions")
+        texts: schemas.Inputs = body.input if isinstance(body.input, str) else list(body.input)
+        sentences = await reader.sentences(request, texts, name="input")
+        return await wire.openai_response(
+            await reader.vectors(sentences, average),
+            as_base64=body.encoding_format == "base64",
+            model=name,
+            num_tokens=sum(map(len, sentences)),
+        )
+
+    @app.post("/tokenize", response_model=list[list[schemas.SimpleToken]], tags=["vectors"])
+    async def tokenize(request: Request, body: schemas.TokenizeRequest) -> Response:
+        """The tokens of each text with their offsets."""
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        await reader.sentences(request, list(texts))  # checks the limits
+        return wire.json_response(await run_in_threadpool(_simple_tokens, texts, model, body.add_special_tokens))
+
+
+def _simple_tokens(texts: Sequence[str], model: ELMo, add_special_tokens: bool) -> list[list[dict[str, Any]]]:
+    """The tokens of each text as `SimpleToken`s."""
+
+    def simple(text: str, start: int | None, stop: int | None) -> dict[str, Any]:
+        number = None if model.vocabulary is None else model.vocabulary.id(text)
+        return {"id": number, "text": text, "special": start is None, "start": start, "stop": stop}
+
+    results = []
+    for text in texts:
+        tokens = [simple(token.text, token.start, token.end) for token in model.tokenizer.with_offsets(text)]
+        if add_special_tokens:
+            tokens = [simple(BOS_TOKEN, None, None), *tokens, simple(EOS_TOKEN, None, None)]
+        results.append(tokens)
+    return results

@@ -1,0 +1,240 @@
+"""Fields of the request and response bodies.
+
+Input: JSON values.  Output: checked requests, and the schemas that OpenAPI shows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Inputs = str | list[str | list[str]]
+Layer = Literal["average", "top"] | Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+
+class RequestBody(BaseModel):
+    """A request. Types are not converted, and an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Truncation(RequestBody):
+    """Whether a sentence with too many tokens is cut, and from which side."""
+
+    truncate: bool | None = False
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    prompt_name: None = None
+    """Accepted for clients of text-embeddings-inference. Prompts are not supported."""
+
+
+class EmbedRequest(Truncation):
+    """One text, a list of texts, or a list of token lists."""
+
+    inputs: Inputs
+    normalize: bool = True
+    layers: Layer = "average"
+
+
+class EmbedAllRequest(Truncation):
+    """One text, a list of texts, or a list of token lists."""
+
+    inputs: Inputs
+    layers: Layer = "average"
+
+
+class SimilarityInput(RequestBody):
+    """A sentence, and the sentences to compare it with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityRequest(RequestBody):
+    """Cosines of sentence vectors."""
+
+    inputs: SimilarityInput
+    parameters: Truncation | None = None
+
+
+class TokenizeRequest(RequestBody):
+    """One text or a list of texts."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: None = None
+
+
+class OpenAIRequest(RequestBody):
+    """The request of OpenAI's embeddings endpoint."""
+
+    input: str | list[str]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class LayersRequest(Truncation):
+    """Layers of every token. With `weights`, one per layer, the weighted sum of these layers."""
+
+    inputs: Inputs
+    layers: Literal["all"] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=64)] = "all"
+    weights: Annotated[list[Finite], Field(max_length=64)] | None = None
+    gamma: Finite = 1.0
+
+
+class LogProbsRequest(Truncation):
+    """One text, a list of texts, or a list of token lists."""
+
+    inputs: Inputs
+
+
+class SubstitutesRequest(RequestBody):
+    """A text with one word in brackets, `He sat on the [bank] .`; or a token list and a position in it."""
+
+    inputs: str | list[str]
+    position: Annotated[int, Field(ge=0)] | None = None
+    k: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+class NeighboursRequest(RequestBody):
+    """A text with one word in brackets, `He sat by the [bank] .`"""
+
+    inputs: str
+    k: Annotated[int, Field(ge=1, le=100)] = 10
+
+
+class TaskRequest(RequestBody):
+    """One input of a task or a list of them: texts, token lists, or objects, `{"premise": …, "hypothesis": …}`."""
+
+    inputs: str | dict[str, Any] | list[str | list[str] | dict[str, Any]]
+
+
+# ---- responses -------------------------------------------------------------------------------------------------------
+
+
+class ErrorBody(BaseModel):
+    """The body of every response with a status of 400 or more."""
+
+    error: str
+    error_type: str
+
+
+class SimpleToken(BaseModel):
+    """A token and its offsets in characters. `id` is its place in the vocabulary, null without a vocabulary."""
+
+    id: int | None
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class OpenAIEmbedding(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    index: int
+
+
+class OpenAIUsage(BaseModel):
+    """Number of tokens, by the model's tokenizer."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIResponse(BaseModel):
+    """The response of OpenAI's embeddings endpoint."""
+
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: OpenAIUsage
+
+
+class LayersResponse(BaseModel):
+    """`vectors[i]` has the shape (layers, tokens, width), or with weights (tokens, width)."""
+
+    tokens: list[list[str]]
+    layers: list[int]
+    vectors: list[Any]
+
+
+class SentenceLogProbs(BaseModel):
+    """Natural logarithms of the probability of each token, from the tokens before it and from those after it."""
+
+    tokens: list[str]
+    forward: list[float]
+    backward: list[float]
+    forward_end: float
+    backward_end: float
+
+
+class SubstituteWord(BaseModel):
+    """A word for the marked place, and its log-probability."""
+
+    word: str
+    log_prob: float
+
+
+class NeighbourWord(BaseModel):
+    """A word of the indexed corpus: `tokens[index]` of its sentence, and its cosine with the marked word."""
+
+    tokens: list[str]
+    index: int
+    word: str
+    cosine: float
+    sentence_number: int
+
+
+class Embedding(BaseModel):
+    """How a sentence vector is made from token vectors."""
+
+    pooling: Literal["mean"]
+
+
+class ModelType(BaseModel):
+    """The field `model_type` of text-embeddings-inference."""
+
+    embedding: Embedding
+
+
+class Info(BaseModel):
+    """The model and the limits: first the fields of text-embeddings-inference, then those of elmokit."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    max_request_tokens: int
+    max_body_bytes: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    num_layers: int
+    vector_dim: int
+    language_model: bool
+    vocabulary_size: int | None
+    tasks: list[str]
+    task_kinds: dict[str, str | None]
+    """The kind of each task by its name on this server: ner, sentiment, …"""
+    index_words: int | None
+    """Number of words in the index, null without an index."""
+
+
+class Status(BaseModel):
+    """The status of the server."""
+
+    status: str
