@@ -1,7 +1,9 @@
 """Fixtures of the tests of the server."""
 
 import pytest
-from served import Capitals, Slow, make_model, serving
+from served import CORPUS, Capitals, Slow, make_model, serving
+
+from elmokit.index import WordIndex
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +22,10 @@ def slow():
     task = Slow()
     yield task
     task.gate.set()
+
+
+@pytest.fixture(scope="module")
+def index(model, tmp_path_factory):
+    store = WordIndex.create(tmp_path_factory.mktemp("store") / "index", model)
+    store.add(model, [sentence.split() for sentence in CORPUS])
+    return store

@@ -16,6 +16,7 @@ from elmokit.serve.settings import Settings
 
 WORDS = ["<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money", "sat", "by", "lent", "He", "The"]
 TEXTS = ["The bank lent money.", "", "He sat by the river bank.", "a", "the of " * 30, "Grüße, 銀行 🏦!"]
+CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river", "the money of the bank ."]
 TOLERANCE = {"atol": 1e-6, "rtol": 0}
 
 
@@ -29,7 +30,7 @@ class Capitals:
 
 
 class Slow:
-    """A task that waits until it is let go."""
+    """Stands in for a trained task: waits until its gate is opened."""
 
     def __init__(self):
         self.gate, self.entered, self.seen = threading.Event(), threading.Event(), []
@@ -41,11 +42,11 @@ class Slow:
         return list(texts)
 
 
-def make_model(*, language_model=True, seed=0):
+def make_model(*, language_model=True, seed=0, **settings):
     torch.manual_seed(seed)
     config = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
     parts = {"output_layer": OutputLayer(len(WORDS), 8), "vocabulary": Vocabulary(WORDS)} if language_model else {}
-    return ELMo(BiLM(config), **parts).eval()
+    return ELMo(BiLM(config), **parts, **settings).eval()
 
 
 @contextlib.contextmanager

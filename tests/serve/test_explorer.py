@@ -1,11 +1,9 @@
 """The explorer in a real browser: what it shows is what the library computes, and everybody can use it."""
 
-import hashlib
 import math
 import os
 import re
 import shutil
-from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
@@ -17,9 +15,6 @@ import test_questions
 import test_roles
 from served import make_model, serving
 
-from elmokit.index import WordIndex
-from elmokit.serve.routes import page as page_routes
-from elmokit.serve.server import serve
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, load_task, train
 from elmokit.text import tokenize
@@ -38,7 +33,6 @@ FLAGS = [
     "--disable-sync",
 ]
 PANELS = ["context", "next", "neighbours", "tasks"]
-CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river", "the money of the bank ."]
 TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
 
 
@@ -89,18 +83,6 @@ def tasks(tmp_path_factory, tiny_elmo):
         return load_task(train(TaskConfig(**settings)).folder)
 
     return {**{name: trained(name) for name in TYPED}, "chains": Chains()}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def index(model, tmp_path_factory):
-    store = WordIndex.create(tmp_path_factory.mktemp("store") / "index", model)
-    store.add(model, [sentence.split() for sentence in CORPUS])
-    return store
 
 
 @pytest.fixture(scope="module")
@@ -350,40 +332,6 @@ def test_neighbours_are_those_of_the_index(open_page, model, index):
     expect(page.locator("#neighbours .message")).to_have_text("Choose a word of the sentence.")
 
 
-def test_the_server_looks_words_up_and_says_when_it_cannot(server, model, index):
-    answer = server.post("/neighbours", json={"inputs": "He sat by the [bank] .", "k": 2})
-    assert [hit["cosine"] for hit in answer.json()] == [
-        pytest.approx(hit.cosine, abs=1e-6) for hit in index.neighbours(model, "He sat by the [bank] .", 2)
-    ]
-    assert server.get("/info").json()["index_words"] == len(index)
-    assert server.post("/neighbours", json={"inputs": "no brackets"}).status_code == 422
-    with pytest.raises(ValueError, match="another model"):
-        app_module.create_app(make_model(seed=1), Settings(), index=index)
-    with serving(model) as bare:
-        refused = bare.post("/neighbours", json={"inputs": "[a]"})
-        assert refused.status_code == 424
-        assert "--index" in refused.json()["error"]
-        assert bare.get("/info").json()["index_words"] is None
-
-
-def test_an_index_is_held_against_the_model_before_the_server_listens(model, index, tmp_path):
-    class ListeningError(Exception):
-        pass
-
-    def listening(url):
-        raise ListeningError
-
-    def start(model, folder):
-        serve(lambda: model, Settings(port=0), index=folder, on_listening=listening)
-
-    with pytest.raises(ListeningError):
-        start(model, index.folder)
-    with pytest.raises(ValueError, match="this is no index"):
-        start(model, tmp_path)
-    with pytest.raises(ValueError, match="another model"):
-        start(make_model(seed=1), index.folder)
-
-
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
@@ -586,21 +534,3 @@ def test_every_panel_is_accessible_and_fits(open_page, scheme, width):
         found = axe.Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
-
-
-def test_what_was_written_elsewhere_is_shipped_unchanged_with_its_licence():
-    vendor = Path(page_routes.PAGE) / "vendor"
-    sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  (\S+)", (vendor / "README.md").read_text())}
-    assert set(sums) == {path.name for path in vendor.glob("*.js")}
-    for name, digest in sums.items():
-        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest
-        assert "Permission is hereby granted" in (vendor / name.replace(".js", ".LICENSE.txt")).read_text()
-
-
-def test_the_page_names_no_other_server():
-    files = [path for path in Path(page_routes.PAGE).rglob("*") if path.suffix in (".html", ".css", ".js")]
-    own = [path for path in files if path.parent.name != "vendor"]
-    assert len(own) > 10
-    for path in own:
-        assert "//" not in re.sub(r"http://www.w3.org/\S+|(^|\s)// .*", "", path.read_text(), flags=re.MULTILINE), path
-        assert not re.search(r"<script>|\son\w+=", path.read_text()) or path.suffix == ".js"

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from served import TEXTS, TOLERANCE, error_of, make_model, post, serving
 
+from elmokit.serve.app import create_app
+from elmokit.serve.server import serve
+from elmokit.serve.settings import Settings
+
 
 def test_log_probs_are_those_of_the_library(client, model):
     for found, expected in zip(
@@ -24,6 +28,14 @@ def test_substitutes_are_those_of_the_library_for_a_text_and_for_tokens(client, 
     assert post(client, "/substitutes", {"inputs": "He sat by the [bank] .", "k": 4}).json() == expected
     tokens = ["He", "sat", "by", "the", "bank", "."]
     assert post(client, "/substitutes", {"inputs": tokens, "position": 4, "k": 4}).json() == expected
+
+
+def test_the_marked_word_is_found_with_the_tokenizer_of_the_model():
+    model = make_model(tokenizer="spaces")
+    with serving(model) as client:
+        answer = post(client, "/substitutes", {"inputs": "bank's [river] lent.", "k": 3}).json()
+    expected = model.substitutes(["bank's", "river", "lent."], position=1, k=3)
+    assert answer == [{"word": one.word, "log_prob": pytest.approx(one.log_prob, abs=1e-6)} for one in expected]
 
 
 @pytest.mark.parametrize(
@@ -61,3 +73,38 @@ def test_a_task_answers_for_texts_tokens_and_objects(client):
     assert len(post(client, "/tasks/capitals", {"inputs": {"premise": "a"}}).json()) == 1
     assert "capitals" in error_of(client.post("/tasks/other", json={"inputs": "a"}), 404, "NotFound")
     error_of(client.post("/tasks/capitals", json={"inputs": []}), 400, "Empty")
+
+
+def test_neighbours_are_those_of_the_index_and_need_one(model, index):
+    with serving(model, index=index) as server:
+        answer = post(server, "/neighbours", {"inputs": "He sat by the [bank] .", "k": 2})
+        assert [hit["cosine"] for hit in answer.json()] == [
+            pytest.approx(hit.cosine, abs=1e-6) for hit in index.neighbours(model, "He sat by the [bank] .", 2)
+        ]
+        assert server.get("/info").json()["index_words"] == len(index)
+        assert server.post("/neighbours", json={"inputs": "no brackets"}).status_code == 422
+    with pytest.raises(ValueError, match="another model"):
+        create_app(make_model(seed=1), Settings(), index=index)
+    with serving(model) as bare:
+        refused = bare.post("/neighbours", json={"inputs": "[a]"})
+        assert refused.status_code == 424
+        assert "--index" in refused.json()["error"]
+        assert bare.get("/info").json()["index_words"] is None
+
+
+def test_an_index_is_held_against_the_model_before_the_server_listens(model, index, tmp_path):
+    class ListeningError(Exception):
+        pass
+
+    def listening(url):
+        raise ListeningError
+
+    def start(model, folder):
+        serve(lambda: model, Settings(port=0), index=folder, on_listening=listening)
+
+    with pytest.raises(ListeningError):
+        start(model, index.folder)
+    with pytest.raises(ValueError, match="this is no index"):
+        start(model, tmp_path)
+    with pytest.raises(ValueError, match="another model"):
+        start(make_model(seed=1), index.folder)

@@ -25,10 +25,9 @@ from click.testing import CliRunner
 from served import make_model
 
 import elmokit.tasks
-from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
+from elmokit import ELMo
 from elmokit.cli import serve as cli_serve
 from elmokit.files import locked
-from elmokit.network import OutputLayer
 from elmokit.serve import server
 from elmokit.serve.app import create_app
 from elmokit.serve.settings import METRICS_VARIABLE, Settings
@@ -36,18 +35,14 @@ from elmokit.serve.settings import METRICS_VARIABLE, Settings
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 CURLS = [line[2:] for kind, block in FENCES if kind == "console" for line in block.splitlines() if line[:2] == "$ "]
-WORDS = ["<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money", "sat", "by", "lent", "He", "The"]
 LOGGERS = ("elmokit", "uvicorn")
 PROGRAM = "from elmokit.cli.serve import serve; serve()"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    config = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
-    model = ELMo(BiLM(config), output_layer=OutputLayer(len(WORDS), 8), vocabulary=Vocabulary(WORDS))
     path = tmp_path_factory.mktemp("models") / "tiny"
-    model.save_pretrained(path)
+    make_model().save_pretrained(path)
     return path
 
 
@@ -405,7 +400,12 @@ def test_a_worker_without_its_supervisor_ends():
     assert not asyncio.run(server.make_server(app, Settings(), supervisor=os.getppid()).on_tick(1))
 
 
-def test_without_the_extra_the_error_names_the_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+@pytest.mark.parametrize("module", ["fastapi", "orjson", "uvicorn", "prometheus_client"])
+def test_without_the_extra_the_error_names_the_command_before_the_model_is_loaded(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r'pip install "elmokit\[serve\]"'):
-        server.serve(lambda: None, Settings())
+        server.serve(_must_not_load, Settings(port=0))
+
+
+def _must_not_load():
+    raise AssertionError("the model was loaded")

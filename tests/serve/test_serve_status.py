@@ -1,8 +1,10 @@
 """The endpoints about the server: info, health, metrics and pages; and its log."""
 
+import hashlib
 import json
 import logging
 import re
+from pathlib import Path
 
 from served import WORDS, error_of, post, serving
 
@@ -82,3 +84,21 @@ def test_the_page_is_served_file_by_file(model, tmp_path, monkeypatch):
         for path in ("/lib/../index.html", "/%2e%2e/etc/passwd", "/lib/"):
             assert client.get(path, headers={"authorization": "Bearer key"}).status_code in (200, 404)
         assert client.get("/lib/").status_code == 401
+
+
+def test_what_was_written_elsewhere_is_shipped_unchanged_with_its_licence():
+    vendor = Path(page_routes.PAGE) / "vendor"
+    sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  (\S+)", (vendor / "README.md").read_text())}
+    assert set(sums) == {path.name for path in vendor.glob("*.js")}
+    for name, digest in sums.items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest
+        assert "Permission is hereby granted" in (vendor / name.replace(".js", ".LICENSE.txt")).read_text()
+
+
+def test_the_page_names_no_other_server():
+    files = [path for path in Path(page_routes.PAGE).rglob("*") if path.suffix in (".html", ".css", ".js")]
+    own = [path for path in files if path.parent.name != "vendor"]
+    assert len(own) > 10
+    for path in own:
+        assert "//" not in re.sub(r"http://www.w3.org/\S+|(^|\s)// .*", "", path.read_text(), flags=re.MULTILINE), path
+        assert not re.search(r"<script>|\son\w+=", path.read_text()) or path.suffix == ".js"

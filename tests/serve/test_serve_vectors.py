@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 import safetensors.numpy
-from served import TEXTS, TOLERANCE, WORDS, make_model, post
+from served import TEXTS, TOLERANCE, WORDS, make_model, post, serving
 
 from elmokit import ELMo
 from elmokit.serve import wire
@@ -210,6 +210,20 @@ def test_tokenize_says_where_tokens_stand(client):
     assert tokens[2]["id"] == WORDS.index("<UNK>")
     (bare,) = post(client, "/tokenize", {"inputs": [text], "add_special_tokens": False}).json()
     assert bare == tokens[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [("spaces", ["The", "bank's", "here."]), ("characters", list("Thebank'shere."))],
+)
+def test_strings_are_cut_by_the_tokenizer_of_the_model(tokenizer, tokens):
+    model, text = make_model(tokenizer=tokenizer), "The bank's here."
+    with serving(model) as client:
+        (cut,) = post(client, "/tokenize", {"inputs": text, "add_special_tokens": False}).json()
+        (vectors,) = post(client, "/embed_all", {"inputs": [text]}).json()
+    assert [token["text"] for token in cut] == tokens
+    assert all(text[token["start"] : token["stop"]] == token["text"] for token in cut)
+    np.testing.assert_allclose(vectors, model.embed([tokens])[0], **TOLERANCE)
 
 
 def test_a_model_that_carries_state_is_not_served():
