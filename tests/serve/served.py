@@ -117,7 +117,7 @@ def raw_request(path, body, length=None, headers=""):
     return f"{fixed}{headers}\r\n".encode() + body
 
 
-def said(address, *parts, pause=0.0, half_close=False):
+def reply_to(address, *parts, pause=0.0, half_close=False):
     """All bytes that the server answers to these."""
     with socket.create_connection(address, timeout=30) as connection:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The explorer in a real browser: what it shows is what the library computes, and everybody can use it."""
+"""The explorer in a real browser: what it shows is what the library computes, and the page is accessible."""
 
 import math
 import os
@@ -176,7 +176,7 @@ def mixed(layers, weights, gamma):
 
 def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
     page = settled(open_page())
-    expect(page.locator("#facts")).to_contain_text("tiny · 3 layers of 16 numbers")
+    expect(page.locator("#facts")).to_contain_text("tiny · 3 layers of 16 dimensions, 15 words")
     text = page.locator("#context textarea").input_value()
     layers = occurrences(model, text, "bank")
     assert layers.shape[1] == 6
@@ -185,7 +185,7 @@ def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
     ]
     show_tables(page)
     np.testing.assert_allclose(numbers(page, "The mix"), cosines(layers.mean(axis=0)), atol=6e-4)
-    np.testing.assert_allclose(numbers(page, "Layer 0: spelling alone"), np.ones((6, 6)), atol=6e-4)
+    np.testing.assert_allclose(numbers(page, "Layer 0: spelling only"), np.ones((6, 6)), atol=6e-4)
     for number in (1, 2):
         np.testing.assert_allclose(numbers(page, f"Layer {number}"), cosines(layers[number]), atol=6e-4)
     # something is painted: a chart that failed would leave its canvas empty
@@ -196,7 +196,7 @@ def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
         assert colours > 3
 
 
-def test_the_sliders_change_the_mix_at_once_and_ask_nobody(open_page, model):
+def test_the_sliders_change_the_mix_without_a_request(open_page, model):
     page = settled(open_page(view("context", text=TEXT, word="bank")))
     show_tables(page)
     layers = occurrences(model, TEXT, "bank")
@@ -226,9 +226,9 @@ def test_words_are_typed_and_picked(open_page, model):
     expect(page.locator("#context input[name=word]")).to_have_value("river")
     np.testing.assert_allclose(numbers(page, "Layer 2"), cosines(occurrences(model, TEXT, "river")[2]), atol=6e-4)
     page.locator("#context input[name=word]").fill("lent")
-    expect(page.locator("#context .message")).to_contain_text("stands here once")
+    expect(page.locator("#context .message")).to_contain_text("occurs only once")
     page.locator("#context input[name=word]").fill("tree")
-    expect(page.locator("#context .message")).to_contain_text("does not stand in these sentences")
+    expect(page.locator("#context .message")).to_contain_text("is not in these sentences")
     page.locator("#context input[name=word]").fill("bank")
     longer = TEXT + "\na bank, a BANK"
     page.locator("#context textarea").fill(longer)
@@ -285,7 +285,7 @@ def test_surprise_is_that_of_the_library_and_a_blank_is_filled(open_page, model)
     first, second, _ = TEXT.splitlines()
     np.testing.assert_allclose(bits_shown(page, 0), bits(model, first), atol=0.06)
     np.testing.assert_allclose(bits_shown(page, 1), bits(model, second), atol=0.06)
-    expect(page.locator("#next .words li")).to_have_count(11)  # a vocabulary of 15: three special, one stands there
+    expect(page.locator("#next .words li")).to_have_count(11)  # 15 words: three special, one the word itself
     expected = model.substitutes("The [bank] lent money .", k=12)
     assert page.locator("#next .words button").all_inner_texts() == [one.word for one in expected]
     shown = page.locator("#next .words .number").first.inner_text()
@@ -355,7 +355,7 @@ def spans_of(answer):
         yield from sorted(mentions, key=lambda span: span[1])
     elif "pronouns" in answer:
         for found in answer["pronouns"]:
-            yield (found["refers_to"] or {"text": "nobody named"})["text"], found["start"], found["end"]
+            yield (found["refers_to"] or {"text": "no name"})["text"], found["start"], found["end"]
     elif "spans" in answer:
         yield from ((span["label"], span["start"], span["end"]) for span in answer["spans"])
     else:
@@ -502,7 +502,7 @@ def test_refusals_of_the_server_are_shown_in_words(open_page, model):
         page.locator("#context textarea").fill("a bank")
         expect(message).to_have_count(0)
         page.locator("#context textarea").fill(" ")
-        expect(message).to_have_text("Type a sentence.")
+        expect(message).to_have_text("Enter a sentence.")
         small.stop()
         page.locator("#context textarea").fill("a river")
         expect(message).to_contain_text("The server does not answer")
@@ -514,10 +514,10 @@ def test_refusals_of_the_server_are_shown_in_words(open_page, model):
 def test_a_server_with_a_key_is_asked_with_it(open_page, model):
     with serving(model, Settings(api_key="open-sesame", port=0, drain=0.0)) as locked:
         page = open_page(base=locked.base_url, errors_expected=True)
-        page.get_by_label("This server asks for an API key").fill("wrong")
+        page.get_by_label("This server needs an API key").fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#facts")).to_contain_text("asks for its API key")
-        page.get_by_label("This server asks for an API key").fill("open-sesame")
+        expect(page.locator("#facts")).to_contain_text("needs an API key")
+        page.get_by_label("This server needs an API key").fill("open-sesame")
         page.get_by_role("button", name="Use it").click()
         settled(page)
         expect(page.locator("#context .sentences [aria-pressed=true]")).to_have_count(6)

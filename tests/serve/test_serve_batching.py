@@ -1,4 +1,4 @@
-"""Batches of many requests: each gets its own results, in fair turns, within the budget, and none runs for nobody."""
+"""Batches of many requests: each gets its own results, in fair turns, within the budget; cancelled ones do not run."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ def test_results_come_in_the_order_of_the_items_whoever_shares_the_batch(batcher
     assert sorted(item for batch in model.batches for item in batch) == list(range(700))
 
 
-def test_a_batch_stays_within_its_tokens_unless_one_piece_alone_is_more(batcher):
+def test_a_batch_stays_within_its_tokens_unless_a_single_piece_is_more(batcher):
     model = Model()
     b = batcher({"a": model}, batch_tokens=10)
     costs = {1: 4, 2: 4, 3: 4, 4: 30, 5: 10, 6: 1}
@@ -103,10 +103,10 @@ def test_a_short_request_passes_the_rest_of_a_long_document(batcher):
 
     asyncio.run(run())
     assert "x" in model.batches[1]
-    assert len(model.batches[1]) == 5, "the document goes on beside it"
+    assert len(model.batches[1]) == 5, "the document makes progress too"
 
 
-def test_a_document_goes_on_while_short_requests_keep_coming(batcher):
+def test_a_document_makes_progress_while_short_requests_keep_coming(batcher):
     model = Model(open_gate=False)
     b = batcher({"a": model}, batch_tokens=40)
 
@@ -160,7 +160,7 @@ def test_short_sentences_join_a_long_one_whose_turn_it_is(batcher):
     assert model.batches == [["first"], ["long", "s"]]
 
 
-def test_a_full_batch_does_not_wait_for_company(batcher):
+def test_a_full_batch_does_not_wait_for_more_requests(batcher):
     model = Model()
     b = batcher({"a": model}, batch_tokens=2, patience=60.0)
 
@@ -171,7 +171,7 @@ def test_a_full_batch_does_not_wait_for_company(batcher):
     assert model.batches == [[1, 2]]
 
 
-def test_what_nobody_waits_for_never_runs(batcher):
+def test_a_cancelled_request_never_runs(batcher):
     model = Model(open_gate=False)
     b = batcher({"a": model}, batch_tokens=10)
 
@@ -193,7 +193,7 @@ def test_what_nobody_waits_for_never_runs(batcher):
     assert b._tokens_waiting == 0
 
 
-def test_a_bad_item_fails_its_own_request_alone(batcher):
+def test_a_bad_item_fails_only_its_own_request(batcher):
     model = Model()
     b = batcher({"a": model}, patience=0.05)
 
@@ -222,7 +222,7 @@ def test_what_waits_for_an_answer_is_bounded():
     assert b.admitted == 100
 
 
-def test_no_more_is_let_in_than_can_be_answered_in_time(batcher):
+def test_no_more_is_admitted_than_can_be_answered_in_time(batcher):
     model = Model(open_gate=False)
     b = batcher({"a": model}, batch_tokens=10, queue_tokens=10**9, max_wait=0.001)
 
@@ -256,7 +256,7 @@ def test_each_batch_is_reported(batcher):
     assert all(report.lane == "a" and report.seconds >= 0 and report.queue_seconds >= 0 for report in reports)
 
 
-def test_an_event_loop_that_ended_hurts_nobody(batcher):
+def test_an_event_loop_that_is_closed_does_not_stop_the_batcher(batcher):
     model = Model(open_gate=False)
     b = batcher({"a": model})
     loop = asyncio.new_event_loop()
@@ -269,7 +269,7 @@ def test_an_event_loop_that_ended_hurts_nobody(batcher):
     assert asyncio.run(b.submit("a", [2], [1])) == [4]
 
 
-def test_a_closed_batcher_takes_nothing():
+def test_a_closed_batcher_refuses_requests():
     b = Batcher({"a": Model()}, batch_tokens=10, queue_tokens=100, patience=0.0)
     b.start()
     assert b.is_alive
@@ -293,6 +293,6 @@ def test_a_closed_batcher_takes_nothing():
         ({"queue_tokens": 100}, "queue_tokens is 100"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong, named):
+def test_inconsistent_settings_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
         Settings(**wrong)

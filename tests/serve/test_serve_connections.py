@@ -8,37 +8,37 @@ import time
 
 import numpy as np
 import orjson
-from served import TOLERANCE, error_of, post, raw_request, said, serving, wait_for
+from served import TOLERANCE, error_of, post, raw_request, reply_to, serving, wait_for
 
 from elmokit.serve import wire
 from elmokit.serve.settings import Settings
 
 
-def test_what_is_no_http_is_400_in_the_same_shape(client):
+def test_bytes_that_are_not_http_are_400_in_the_same_format(client):
     for garbage in (b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\x00bad: x\r\n\r\n"):
-        answer = said(client.address, garbage + b"\r\n\r\n")
+        answer = reply_to(client.address, garbage + b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
         assert set(json.loads(answer.split(b"\r\n\r\n", 1)[1])) == {"error", "error_type"}
 
 
 def test_a_head_without_end_is_400(client):
-    answer = said(client.address, b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: " + b"b" * 200_000)
+    answer = reply_to(client.address, b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: " + b"b" * 200_000)
     assert answer.startswith(b"HTTP/1.1 400")
 
 
 def test_a_slow_client_is_not_waited_for(model):
     with serving(model, Settings(client_timeout=0.2, drain=0.0)) as client:
         for parts in ([], [b"POST /embed HTT"], [raw_request("/embed", b'{"inp', length=100)]):
-            answer = said(client.address, *parts)
+            answer = reply_to(client.address, *parts)
             assert answer.startswith(b"HTTP/1.1 408"), parts
             assert b'"error_type":"Timeout"' in answer
         two = raw_request("/embed", b'{"inputs": "a"}')
-        answer = said(client.address, two, b"POST /em", pause=0.1)  # the second head never ends
+        answer = reply_to(client.address, two, b"POST /em", pause=0.1)  # the second head never ends
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in answer
 
 
-def test_a_client_that_does_not_read_its_answer_is_let_go(model):
+def test_a_client_that_does_not_read_its_answer_is_disconnected(model):
     with serving(model, Settings(client_timeout=0.3, drain=0.0)) as client:
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -77,11 +77,11 @@ def test_a_body_in_chunks_is_held_against_the_limit_too(model):
         error_of(response, 413, "Validation")
         response = client.post("/embed", content=iter([b'{"inputs":', b'"a"}']), headers={"content-type": wire.JSON})
         assert response.status_code == 200
-        huge = said(client.address, raw_request("/embed", b"a" * 300_000))
+        huge = reply_to(client.address, raw_request("/embed", b"a" * 300_000))
         assert huge.startswith(b"HTTP/1.1 413"), "the answer is read though the body was not"
 
 
-def test_a_client_that_leaves_before_its_body_is_whole_hurts_nobody(client):
-    assert said(client.address, raw_request("/embed", b'{"inp', length=100), half_close=True) == b""
+def test_a_client_that_leaves_before_its_body_is_complete_affects_no_other(client):
+    assert reply_to(client.address, raw_request("/embed", b'{"inp', length=100), half_close=True) == b""
     wait_for(lambda: 'route="/embed",status="499"' in client.get("/metrics").text)
     post(client, "/embed", {"inputs": "a"})

@@ -40,7 +40,7 @@ from elmokit.serve.settings import Settings
         ("/embed/", {}, 404, "NotFound", ""),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_shape(client, path, body, status, error_type, named):
+def test_every_error_has_one_format(client, path, body, status, error_type, named):
     assert named in error_of(client.post(path, json=body), status, error_type)
 
 
@@ -54,11 +54,11 @@ def test_a_wrong_method_is_named(client):
     "content",
     [b"", b"{", b"\xff\xfe", b'{"inputs": "\\ud800"}', b"[" * 100_000, b'{"inputs":' * 5000, b"NaN", b'"a"', b"null"],
 )
-def test_what_is_no_request_is_422(client, content):
+def test_a_body_that_is_not_a_request_is_422(client, content):
     error_of(client.post("/embed", content=content, headers={"content-type": "application/json"}), 422, "Validation")
 
 
-def test_a_body_must_be_called_json(client):
+def test_the_content_type_must_be_json(client):
     assert "application/json" in error_of(client.post("/embed", content=b'{"inputs": "a"}'), 415, "Validation")
 
 

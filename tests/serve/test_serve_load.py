@@ -10,7 +10,7 @@ from served import error_of, in_background, post, raw_request, serving, wait_for
 from elmokit.serve.settings import Settings
 
 
-def test_a_full_queue_answers_429_at_once_and_lets_in_again(model, slow):
+def test_a_full_queue_answers_429_at_once_and_admits_again_later(model, slow):
     settings = Settings(max_request_tokens=20, max_sentence_tokens=20, queue_tokens=20, drain=0.0)
     with serving(model, settings, tasks={"slow": slow}) as client:
         thread, answers = in_background(client, "/tasks/slow", {"inputs": "a " * 15})
@@ -56,7 +56,7 @@ def test_a_request_past_its_deadline_is_504_and_never_runs(model, slow):
         assert slow.seen == ["a"]
 
 
-def test_the_request_of_a_client_that_goes_never_runs(model, slow):
+def test_the_request_of_a_client_that_disconnects_never_runs(model, slow):
     with serving(model, tasks={"slow": slow}) as client:
         thread, _ = in_background(client, "/tasks/slow", {"inputs": "first"})
         assert slow.entered.wait(30)

@@ -52,11 +52,11 @@ def test_the_marked_word_is_found_with_the_tokenizer_of_the_model():
         {"inputs": "[a]", "k": 1001},
     ],
 )
-def test_a_place_to_fill_must_be_one(client, body):
+def test_substitutes_need_exactly_one_valid_place(client, body):
     error_of(client.post("/substitutes", json=body), 422, "Validation")
 
 
-def test_a_model_without_an_output_layer_gives_vectors_alone():
+def test_a_model_without_an_output_layer_gives_only_vectors():
     with serving(make_model(language_model=False)) as plain:
         assert not plain.get("/info").json()["language_model"]
         post(plain, "/embed", {"inputs": "a"})

@@ -119,7 +119,7 @@ def test_a_large_answer_is_written_in_parts_and_is_the_same(client, model, monke
     assert [len(vectors) for vectors in found] == [len(tokens) for tokens in body["tokens"]]
 
 
-def test_a_word_of_any_length_takes_no_room_in_the_memory_of_words(client, model):
+def test_the_cache_of_words_keeps_no_more_characters_than_the_model_reads(client, model):
     word = "x" * 100_000
     found = post(client, "/embed_all", {"inputs": [[word]]}).json()
     np.testing.assert_allclose(found[0], model.embed([[word]])[0], **TOLERANCE)
@@ -200,7 +200,7 @@ def test_the_openai_client_shows_our_errors(client):
         assert "valid string" in wrong.value.body
 
 
-def test_tokenize_says_where_tokens_stand(client):
+def test_tokenize_gives_the_offsets_of_tokens(client):
     text = "The bänk isn't here."
     (tokens,) = post(client, "/tokenize", {"inputs": text}).json()
     assert [token["text"] for token in tokens] == ["<S>", "The", "bänk", "is", "n't", "here", ".", "</S>"]

@@ -1,5 +1,5 @@
 // The charts of the page, drawn by Chart.js.
-// Enters: a canvas and numbers.  Leaves: a drawing that follows the page's colours, and is changed rather than remade.
+// Input: a canvas and numbers.  Output: a chart in the colours of the page; later calls update it.
 
 const { Chart } = globalThis;
 

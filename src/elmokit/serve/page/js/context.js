@@ -1,4 +1,4 @@
-// Word in context: sentences and a word -> how alike the vectors of its occurrences are, layer by layer and mixed.
+// Word in context: sentences and a word -> how similar the vectors of its occurrences are, in each layer and in the mix.
 
 import { drawRamp, heatMap, scatter } from "./charts.js";
 import { lastOnly, later, lines, make, needsSpace, say, snippet, tokenized } from "./panel.js";
@@ -16,10 +16,10 @@ const EXAMPLE = {
     "Trees grew along the far bank of the lake.",
   ].join("\n"),
 };
-const MOST_TOKENS = 400; // whose inner products a page keeps without trouble
+const MOST_TOKENS = 400; // a page can keep their inner products in memory
 const MOST_OCCURRENCES = 40;
-const EXTREME = 5; // of the weights: e to the 10th apart, so one layer alone
-const LAYER_NAMES = (number) => (number === 0 ? "Layer 0: spelling alone" : `Layer ${number}`);
+const EXTREME = 5; // of the weights: a factor of e to the 10th, so practically one layer only
+const LAYER_NAMES = (number) => (number === 0 ? "Layer 0: spelling only" : `Layer ${number}`);
 
 export function contextPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
@@ -50,10 +50,10 @@ export function contextPanel(section, info, changed) {
   const fetchLayers = lastOnly(section, message, async (signal) => {
     const typed = text.value;
     const given = lines(typed);
-    if (given.length === 0) throw note("Type a sentence.");
+    if (given.length === 0) throw note("Enter a sentence.");
     const sentences = await tokenized(ask, given, signal);
     const count = sentences.reduce((sum, tokens) => sum + tokens.length, 0);
-    if (count > MOST_TOKENS) throw note(`These are ${count} tokens; the page draws at most ${MOST_TOKENS}. Take out some sentences.`);
+    if (count > MOST_TOKENS) throw note(`There are ${count} tokens; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
     const layers = await layersOf(sentences, signal);
     const flat = sentences.flatMap((tokens, sentence) => tokens.map((token, place) => ({ token, sentence, place })));
     seen = { text: typed, sentences, flat, products: innerProducts(layers) };
@@ -116,12 +116,12 @@ export function contextPanel(section, info, changed) {
     const size = places.reduce((sum, place) => sum + Math.sqrt(mixed[place * n + place]), 0) / (places.length || 1);
     find(".lengths").textContent =
       (places.length ? `Mean length of the vectors: ${size.toFixed(2)}. ` : "") +
-      (measureOf() === "cosine" ? "γ makes all vectors longer or shorter, so cosines stay as they are; dot products and the scatter grow." : "");
-    const spelled = word.value.trim();
-    if (spelled === "") say(message, "Choose a word in the sentences.");
-    else if (all.length === 0) say(message, `“${spelled}” does not stand in these sentences. Choose one of their words.`);
-    else if (all.length === 1) say(message, `“${spelled}” stands here once: a second occurrence gives it something to be compared with.`);
-    else if (all.length > MOST_OCCURRENCES) say(message, `“${spelled}” stands here ${all.length} times; the first ${MOST_OCCURRENCES} are compared.`);
+      (measureOf() === "cosine" ? "γ scales all vectors: it changes dot products and the scatter plot, but not cosines." : "");
+    const wanted = word.value.trim();
+    if (wanted === "") say(message, "Choose a word in the sentences.");
+    else if (all.length === 0) say(message, `“${wanted}” is not in these sentences. Choose one of their words.`);
+    else if (all.length === 1) say(message, `“${wanted}” occurs only once: add a sentence with a second occurrence to compare it with.`);
+    else if (all.length > MOST_OCCURRENCES) say(message, `“${wanted}” occurs ${all.length} times; the first ${MOST_OCCURRENCES} are compared.`);
     else say(message, "");
     message.dataset.kept = message.textContent;
   }
@@ -151,7 +151,7 @@ export function contextPanel(section, info, changed) {
         low,
         high,
         digits: isCosine ? 2 : 1,
-        label: `${isMix ? "The mix" : LAYER_NAMES(number)}: ${isCosine ? "cosines" : "dot products"} between ${places.length} occurrences of ${word.value}, from ${lowest(rows).toFixed(2)} to ${highest(rows).toFixed(2)}; the numbers stand in a table below`,
+        label: `${isMix ? "The mix" : LAYER_NAMES(number)}: ${isCosine ? "cosines" : "dot products"} between ${places.length} occurrences of ${word.value}, from ${lowest(rows).toFixed(2)} to ${highest(rows).toFixed(2)}; the numbers are in a table below`,
         describe: (a, b) => [a, b].map((number) => `${number + 1}  ${where(places[number])}`),
       });
       if (isMix) {

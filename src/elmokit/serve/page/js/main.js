@@ -1,4 +1,4 @@
-// The page: four panels of which one is seen, and an address that restores it: #panel?field=value&…
+// The page: four panels of which one is visible, and an address that restores it: #panel?field=value&…
 
 import { redraw } from "./charts.js";
 import { contextPanel } from "./context.js";
@@ -74,7 +74,7 @@ for (const link of document.querySelectorAll(".link")) {
       await navigator.clipboard.writeText(link.href);
       flash(link, "Copied");
     } catch {
-      flash(link, "It is in the address bar"); // a page that came over plain HTTP may not write to the clipboard
+      flash(link, "Copy it from the address bar"); // a page that came over plain HTTP may not write to the clipboard
     }
   });
 }
@@ -142,7 +142,7 @@ async function begin() {
   }
   line.classList.remove("error");
   const words = info.vocabulary_size ? `, ${info.vocabulary_size.toLocaleString("en")} words` : "";
-  line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} numbers a token${words}`);
+  line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} dimensions${words}`);
   for (const [name, maker] of Object.entries(MAKERS)) {
     panels[name] = maker(document.getElementById(name), info, () => changed(name));
   }

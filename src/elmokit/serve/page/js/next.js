@@ -1,4 +1,4 @@
-// What comes next: sentences -> how surprised the model is by each word, in both directions, and words for any blank.
+// What comes next: sentences -> how surprised the model is by each word, in both directions, and words that fit in the place of one.
 
 import { inkOn, rampColour, rgb, twoWayBars } from "./charts.js";
 import { lastOnly, later, lines, make } from "./panel.js";
@@ -21,7 +21,7 @@ export function nextPanel(section, info, changed) {
   const score = lastOnly(section, message, async (signal) => {
     const typed = text.value;
     const given = lines(typed);
-    if (given.length === 0) throw Object.assign(new Error("Type a sentence."), { status: 422 });
+    if (given.length === 0) throw Object.assign(new Error("Enter a sentence."), { status: 422 });
     const answers = await ask("log_probs", { inputs: given }, signal);
     const bits = (logProb) => -logProb / Math.LN2;
     seen = {
@@ -44,13 +44,13 @@ export function nextPanel(section, info, changed) {
     const { tokens } = seen.sentences[sentence];
     const answers = await ask("substitutes", { inputs: tokens, position: place, k: NUM_WORDS }, signal);
     const top = Math.exp(answers[0]?.log_prob ?? 0);
-    find(".blank h2").textContent = `Words for the blank in place of “${tokens[place]}”`;
+    find(".blank h2").textContent = `Words in place of “${tokens[place]}”`;
     find(".words").replaceChildren(
       ...answers.map(({ word, log_prob: logProb }) => {
         const share = Math.exp(logProb);
         const percent = `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
         return make("li", {},
-          make("button", { type: "button", class: "word", text: word, title: "Put it in", on: { click: () => putIn(word) } }),
+          make("button", { type: "button", class: "word", text: word, title: "Insert it", on: { click: () => putIn(word) } }),
           make("meter", { min: 0, max: top, value: share, "aria-label": `${word}: ${percent}` }),
           make("span", { class: "number", text: percent }),
         );
@@ -83,7 +83,7 @@ export function nextPanel(section, info, changed) {
     }
     row.append(cell("end", end, null, "the end of the sentence"));
     const [f, b] = [mean(forward, end), mean(backward, start)];
-    item.append(row, make("p", { class: "soft", text: `Forward ${f.toFixed(2)} bits a token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}.` }));
+    item.append(row, make("p", { class: "soft", text: `Forward ${f.toFixed(2)} bits per token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}.` }));
     return item;
   }
 
@@ -112,11 +112,11 @@ export function nextPanel(section, info, changed) {
       names: tokens,
       up: forward,
       down: backward,
-      upName: "read forward",
-      downName: "read backward",
+      upName: "forward",
+      downName: "backward",
       chosen: chosen.place,
       unit: "bits",
-      label: `Bits of surprise at each word of: ${tokens.join(" ")}; the numbers stand in the strip above`,
+      label: `Bits of surprise at each word of: ${tokens.join(" ")}; the numbers are in the strip above`,
       onChoose: (place) => choose(chosen.sentence, place),
     });
   }

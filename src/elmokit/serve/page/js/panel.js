@@ -25,13 +25,13 @@ export function later(work, milliseconds = 350) {
   };
 }
 
-// A piece of work of which the last call alone counts; its errors are written where `message` is.
+// Work of which only the last call counts; its errors are written to `message`.
 export function lastOnly(section, message, work) {
   let controller;
   return async (...given) => {
     controller?.abort();
     const own = (controller = new AbortController());
-    const slow = setTimeout(() => say(message, "Asking the model …"), 300);
+    const slow = setTimeout(() => say(message, "Waiting for the model …"), 300);
     section.setAttribute("aria-busy", "true");
     try {
       await work(own.signal, ...given);

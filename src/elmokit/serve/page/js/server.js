@@ -1,5 +1,5 @@
-// The server, asked from the page.
-// Enters: a path and a body.  Leaves: what it answers; or an Error whose message is made to be read.
+// Requests to the server.
+// Input: a path and a body.  Output: the response, or an Error with a message for the user.
 
 const KEY = "elmokit-key";
 
@@ -31,7 +31,7 @@ async function exchange(path, options) {
 async function reason(response) {
   if (response.status === 401) {
     document.dispatchEvent(new CustomEvent("key-wanted"));
-    return "The server asks for its API key: type it above.";
+    return "The server needs an API key: enter it above.";
   }
   let text = "";
   try {
@@ -54,7 +54,7 @@ export async function ask(path, body, signal) {
   return (await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
 }
 
-// All layers of all tokens, one sentence behind the other: { layers, tokens, width, values: Float32Array }.
+// All layers of all tokens, one sentence after the other: { layers, tokens, width, values: Float32Array }.
 export async function layersOf(sentences, signal) {
   const headers = { "content-type": "application/json", accept: "application/x-npy" };
   const body = JSON.stringify({ inputs: sentences });

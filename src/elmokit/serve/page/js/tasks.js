@@ -1,4 +1,4 @@
-// Tasks: a text -> what a trained task sees in it, coloured in the text.
+// Tasks: a text -> the predictions of a trained task, coloured in the text.
 
 import { lastOnly, later, lines, make, needsSpace } from "./panel.js";
 import { ask } from "./server.js";
@@ -9,7 +9,7 @@ const TEXTS = "Maria Schmidt flew from Berlin to Rome to meet the directors of t
 const PASSAGE = "Maria Schmidt flew from Berlin to Rome. There she met the directors of the World Bank, who asked her to stay.";
 
 // what each kind of task reads; `join` makes of the fields what is sent
-const SENTENCES = { fields: [["text", "Sentences, one a line", TEXTS, 4]], inputs: ({ text }) => lines(text) };
+const SENTENCES = { fields: [["text", "Sentences, one per line", TEXTS, 4]], inputs: ({ text }) => lines(text) };
 const DOCUMENT = { fields: [["text", "A text", PASSAGE, 4]], inputs: ({ text }) => (text.trim() ? [text.trim()] : []) };
 const READS = {
   entailment: {
@@ -51,7 +51,7 @@ export function tasksPanel(section, info, changed) {
 
   const predict = lastOnly(section, find(".message"), async (signal) => {
     const inputs = reads().inputs(values());
-    if (inputs.length === 0) throw Object.assign(new Error("Type a sentence."), { status: 422 });
+    if (inputs.length === 0) throw Object.assign(new Error("Enter a sentence."), { status: 422 });
     const answers = await ask(`tasks/${encodeURIComponent(task.value)}`, { inputs }, signal);
     labels.clear();
     find(".answers").replaceChildren(...answers.map((answer) => make("li", {}, ...drawn(answer))));
@@ -75,7 +75,7 @@ export function tasksPanel(section, info, changed) {
     return place < 0 ? null : `tone-${place}`;
   }
 
-  // An answer is known by its fields, whatever the task is called.
+  // The fields of a prediction tell its kind, whatever the name of the task.
   function drawn(answer) {
     if (answer.propositions) {
       const rows = answer.propositions.map(({ predicate, arguments: parts }) =>
@@ -87,7 +87,7 @@ export function tasksPanel(section, info, changed) {
       return [marked(answer.tokens, spans)];
     }
     if (answer.pronouns) {
-      const spans = answer.pronouns.map(({ start, end, refers_to: name }) => ({ label: name ? name.text : "nobody named", start, end }));
+      const spans = answer.pronouns.map(({ start, end, refers_to: name }) => ({ label: name ? name.text : "no name", start, end }));
       return [marked(answer.tokens, spans)];
     }
     if (answer.spans) return [marked(answer.tokens, answer.spans)];

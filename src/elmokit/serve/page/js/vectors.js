@@ -1,6 +1,6 @@
-// Any mix of the layers, from their inner products alone.
-// Enters: the layers of n tokens, once.  Leaves: for any weights, at once, the inner products of the mixed vectors (n, n);
-// from these their similarities and their principal components.
+// Mixes of the layers, computed from their inner products.
+// Input: the layers of n tokens, once.  Output: for any weights, the inner products of the mixed vectors (n, n), their
+// similarities and their principal components.
 
 export function softmax(weights) {
   const top = Math.max(...weights);
