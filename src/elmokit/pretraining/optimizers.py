@@ -1,11 +1,11 @@
-"""Optimizers: gradients change parameters.
+"""Optimizers and the learning rate schedule.
 
-Input: the parameters of a model and their gradients, each in one tensor, and the numbers of the step.  Output: changed
-parameters.  With all parameters in one tensor an update, a clip by norm, a sum over processes or a running average is a
-few operations, however many parameters there are.
+Input: the parameters of a model and their gradients, each in one tensor, and the learning rates of the step.  Output:
+updated parameters.  With all parameters in one tensor an update, clipping, a sum over processes and a running average
+are a few operations for any number of parameters.
 
-Under the sampled softmax the output layer is separate: a step gathers the few rows that it can touch, and Adagrad
-changes only those, which is exact.
+Under the sampled softmax the output layer is separate: a step gathers the rows that it can change, and Adagrad updates
+only these, which is exact.
 """
 
 from __future__ import annotations
@@ -21,32 +21,51 @@ from elmokit.network.sampling import SampledRows
 from elmokit.pretraining import muon
 from elmokit.pretraining.settings import PretrainConfig
 
-ALIGNMENT = 64  # elements: each parameter begins where wide loads can
+ALIGNMENT = 64  # each parameter begins at a multiple of this many elements, for wide loads
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers of one update that change from step to step."""
+    """The numbers of an update that depend on the step."""
 
     step: int
+    """Number of the update, from 1."""
     learning_rate: float
     output_learning_rate: float
-    ema_share: float
+    """Learning rate of the output layer under the sampled softmax."""
+    ema_fraction: float
     """Weight of the new parameters in their running average."""
 
 
+def rates_at(config: PretrainConfig, step: int, num_steps: int) -> Rates:
+    """Learning rates of one update: linear warm-up, then a cosine.
+
+    Args:
+        config: Settings of the run.
+        step: Number of the update, from 1.
+        num_steps: Number of updates of the run.
+    """
+    warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+    progress = min(1.0, max(0, step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+    factor = warmup * (config.final_rate + (1 - config.final_rate) * 0.5 * (1 + math.cos(math.pi * progress)))
+    output_rate = config.learning_rate if config.output_learning_rate is None else config.output_learning_rate
+    # a smaller decay in the first steps: the average forgets the initial weights sooner
+    decay = 0.0 if config.ema_decay is None else min(config.ema_decay, step / (step + 10))
+    return Rates(step, config.learning_rate * factor, output_rate * factor, 1 - decay)
+
+
 class FlatParameters:
-    """The parameters of a model, moved into one tensor: those of Muon, other matrices, the rest, separate ones.
+    """The parameters of a model in one tensor, in this order: those of Muon, other matrices, the rest, separate ones.
 
     Args:
         model: The model; its parameters become views of the tensor.
         separate: Names of parameters that have no dense gradient.
-        of_muon: Names of parameters that Muon changes.
+        muon_names: Names of parameters that Muon updates.
     """
 
-    def __init__(self, model: nn.Module, separate: Collection[str], of_muon: Collection[str]) -> None:
+    def __init__(self, model: nn.Module, separate: Collection[str], muon_names: Collection[str]) -> None:
         named = dict(model.named_parameters())
-        order = sorted(named, key=lambda name: (name in separate, name not in of_muon, named[name].ndim < 2))
+        order = sorted(named, key=lambda name: (name in separate, name not in muon_names, named[name].ndim < 2))
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = self.num_muon = self.num_decayed = self.num_dense = 0
         for name in order:
@@ -54,7 +73,7 @@ class FlatParameters:
             end += -(-named[name].numel() // ALIGNMENT) * ALIGNMENT
             if name not in separate:
                 self.num_dense = end
-                if name in of_muon:
+                if name in muon_names:
                     self.num_muon = end
                 if named[name].ndim >= 2:
                     self.num_decayed = end
@@ -70,25 +89,25 @@ class FlatParameters:
 
 
 class Optimizer:
-    """Adagrad, AdamW, or Muon with AdamW for what is not a matrix; with the running means that they keep.
+    """Adagrad, AdamW, or Muon with AdamW for other parameters than matrices.
 
     Args:
         config: Which optimizer, and its constants.
         model: The model, whose parameters move into one tensor (`flat`).
-        separate: Names of the output layer's parameters under the sampled softmax: Adagrad changes their rows.
+        separate: Names of the output layer's parameters under the sampled softmax: Adagrad updates their rows.
     """
 
     def __init__(self, config: PretrainConfig, model: nn.Module, separate: Collection[str]) -> None:
         self.config = config
-        self._of_muon: list[str] = []  # always in the same order, so that an update has the same bits
+        self._muon_names: list[str] = []  # a list: the order of the matrices is part of the result
         if config.optimizer == "muon":
-            self._of_muon = [name for name, _ in model.named_parameters() if muon.is_matrix(name)]
-        self.flat = FlatParameters(model, separate, self._of_muon)
+            self._muon_names = [name for name, _ in model.named_parameters() if muon.is_matrix(name)]
+        self.flat = FlatParameters(model, separate, self._muon_names)
         self.gradients = torch.zeros_like(self.flat.values[: self.flat.num_dense])
         for name, parameter in model.named_parameters():
             if name not in separate:
                 parameter.grad = self.flat.view(self.gradients, name)
-        # Adagrad's sums of squares begin at a positive number, the means of AdamW and Muon at zero
+        # Adagrad's sums of squares start at `initial_accumulator`, the means of AdamW and Muon at zero
         self.squares = torch.zeros_like(self.flat.values)
         self.squares[self.flat.num_dense :] = config.initial_accumulator
         if config.optimizer == "adagrad":
@@ -97,20 +116,24 @@ class Optimizer:
 
     def like(self, model: nn.Module, separate: Collection[str]) -> FlatParameters:
         """The parameters of a copy of the model, in the same layout."""
-        return FlatParameters(model, separate, self._of_muon)
+        return FlatParameters(model, separate, self._muon_names)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """The tensors of a checkpoint: parameters, squares and means."""
         means = {} if self.means is None else {"means": self.means}
         return {"values": self.flat.values, "squares": self.squares, **means}
 
     def bias_corrections(self, step: int) -> tuple[float, float]:
-        """What AdamW's means of gradients and of their squares are divided by at a step."""
+        """Divisors of AdamW's means of gradients and of their squares at a step."""
         first_beta, second_beta = self.config.betas
         return 1 - first_beta**step, 1 - second_beta**step
 
     def gradient_norm(self, rows: SampledRows | None) -> Tensor:
-        """Norm of all gradients together."""
+        """Norm of all gradients together: ().
+
+        Args:
+            rows: Rows of the output layer with their gradients, under the sampled softmax.
+        """
         parts = [self.gradients]
         if rows is not None:
             assert rows.weight.grad is not None
@@ -123,14 +146,14 @@ class Optimizer:
         self, scale: Tensor, rate: Tensor, output_rate: Tensor, corrections: tuple[Tensor, Tensor],
         rows: SampledRows | None,
     ) -> None:  # fmt: skip
-        """Change the parameters.
+        """Update the parameters.
 
         Args:
-            scale: What gradients are multiplied by first, to clip their norm.
+            scale: Factor of the gradients that clips their norm.
             rate: Learning rate.
             output_rate: Learning rate of the output layer's rows.
             corrections: See `bias_corrections`.
-            rows: Rows of the output layer that the step touched, with their gradients.
+            rows: Rows of the output layer with their gradients, under the sampled softmax.
         """
         self.gradients.mul_(scale)
         if self.means is None:
@@ -155,7 +178,7 @@ class Optimizer:
             values[: flat.num_decayed].mul_(1 - rate * config.weight_decay)
         if flat.num_muon:
             muon.move_means(gradients[: flat.num_muon], means[: flat.num_muon])
-            matrices = [(name, flat.view(values, name), flat.view(gradients, name)) for name in self._of_muon]
+            matrices = [(name, flat.view(values, name), flat.view(gradients, name)) for name in self._muon_names]
             muon.update(matrices, rate)
         values, gradients, squares, means = (part[flat.num_muon :] for part in (values, gradients, squares, means))
         first_beta, second_beta = config.betas

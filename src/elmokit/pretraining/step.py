@@ -1,19 +1,20 @@
-"""One training step: words, two streams through the biLM, the loss of both directions, the update.
+"""One training step: forward pass of both streams, loss of both directions, backward pass, update.
 
-Input: batches from `batches.py`, and the numbers that change with the step.  Output: changed weights, optimizer state
-and LSTM state; losses are added up on the device.  Nothing in a step waits for the device or depends on a value, so
-that on a GPU the step is recorded once as CUDA graphs and replayed (`recorder.py`).
+Input: batches from `batches.py`, and the learning rates of the step.  Output: updated weights, optimizer state and LSTM
+state; losses are summed on the device.  Nothing in a step waits for the device or depends on a value, so that on a GPU
+the step is recorded once as CUDA graphs and replayed (`recorder.py`).
 
-Random numbers are drawn from generators that every step seeds anew by (seed, position in the streams, process): there
-is no generator state to save or to lose.
+Random generators are seeded at every step by (seed, position in the streams, process): a checkpoint needs no generator
+state.
 
-Legend of shapes: D = 2 directions, T tokens of a row, B rows, P projection, N distinct words.
+Shapes: D = 2 directions, T tokens per row, B rows, P projection, N distinct words.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,16 @@ from elmokit.pretraining.recorder import GraphRecorder
 from elmokit.pretraining.settings import PretrainConfig
 
 
+CARRIED = ("hidden", "cell")  # tensors that hold the LSTM state, whose third dimension are rows
+
+
 class LanguageModel(nn.Module):
-    """What is trained: a biLM and the softmax that both directions share."""
+    """What is trained: a biLM and the output layer that both directions share.
+
+    Args:
+        config: Sizes of the biLM.
+        num_words: Number of words of the vocabulary.
+    """
 
     def __init__(self, config: BiLMConfig, num_words: int) -> None:
         super().__init__()
@@ -42,7 +51,13 @@ class LanguageModel(nn.Module):
 
 
 class Learner:
-    """The weights, the optimizer and the LSTM state of this process, and the step that changes them."""
+    """The weights, the optimizer and the LSTM state of this process, and the training step.
+
+    Args:
+        model: The model to train. It is moved to the device of this process.
+        config: Settings of the run.
+        processes: The processes that train together.
+    """
 
     def __init__(self, model: LanguageModel, config: PretrainConfig, processes: Processes) -> None:
         self.model, self.config, self.processes = model.to(processes.device), config, processes
@@ -59,9 +74,9 @@ class Learner:
         state = model.bilm.initial_state(config.batch_size // processes.world_size)
         self.state = BiLMState(state.hidden.clone(), state.cell.clone())
         self.loss_sums = torch.zeros(2, dtype=torch.float64, device=device)
-        """Forward and backward losses of the batches since they were last set to zero."""
+        """(2,): sums of the forward and backward losses since the last report."""
         self.non_finite = torch.zeros(4, dtype=torch.float64, device=device)
-        """(step, forward loss, backward loss, norm of the gradient) of the first step that was not finite, or zeros."""
+        """(step, forward loss, backward loss, gradient norm) of the first step that was not finite; zeros before."""
         self.norm = torch.zeros((), device=device)
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         self._numbers = torch.zeros(6, dtype=torch.float64, device=device)
@@ -74,24 +89,29 @@ class Learner:
 
     @property
     def trained(self) -> LanguageModel:
-        """The model to evaluate and to save: the running average of the weights where one is kept."""
+        """The model to evaluate and to save: with `ema_decay` the running average of the weights."""
         return self.averaged or self.model
 
     @property
     def tokens_per_step(self) -> int:
-        """Predictions of one update in each direction, in all processes."""
+        """Number of predictions per update and direction, in all processes."""
         return self.config.batch_size * self.config.unroll * self.config.accumulation
 
     def step(self, batches: StepBatches, rates: Rates) -> None:
-        """One update."""
+        """Do one update.
+
+        Args:
+            batches: `accumulation` batches.
+            rates: Learning rates of this step.
+        """
         numbers = [
-            rates.step, rates.learning_rate, rates.output_learning_rate, rates.ema_share,
+            rates.step, rates.learning_rate, rates.output_learning_rate, rates.ema_fraction,
             *self.optimizer.bias_corrections(rates.step),
         ]  # fmt: skip
-        # not by a generator's own state: a run that resumes from a checkpoint draws what it would have drawn
-        place = batches.position.step
-        self._dropout.manual_seed(_combine_seeds(self.config.seed, place, 1 + self.processes.rank))
-        self._draws.manual_seed(_combine_seeds(self.config.seed, place, 0))  # the same negatives in all processes
+        # seeded by the position, so that a resumed run draws the same numbers
+        position = batches.position.step
+        self._dropout.manual_seed(_combine_seeds(self.config.seed, position, 1 + self.processes.rank))
+        self._draws.manual_seed(_combine_seeds(self.config.seed, position, 0))  # the same negatives in all processes
         if self._recorder is None:
             self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
             self._batches = batches.batches
@@ -109,7 +129,7 @@ class Learner:
             self._recorder.run("update", self._update)
 
     def _gather_targets(self) -> None:
-        """The targets of all processes: the rows of the output layer that the sampled softmax can touch."""
+        """Gather the targets of all processes: the sampled softmax updates their rows of the output layer."""
         if self.sampler is None or self.processes.world_size == 1:
             return
         own = torch.stack([batch.targets for batch in self._batches])
@@ -118,10 +138,10 @@ class Learner:
         together = torch.stack(parts)
         if self._targets is None:
             self._targets = together
-        self._targets.copy_(together)  # at the place that a recorded graph reads
+        self._targets.copy_(together)  # into the tensor that a recorded graph reads
 
     def _find_gradients(self) -> None:
-        """Gradients of the mean loss of this process, over all its batches; the LSTM state is carried on."""
+        """Compute the gradients of the mean loss over all batches of this process, and carry the LSTM state."""
         self.optimizer.gradients.zero_()
         negatives: list[tuple[Negatives, Negatives]] = []
         if self.sampler is not None:
@@ -158,7 +178,17 @@ class Learner:
         rows: SampledRows | None = None,
         negatives: tuple[Negatives, Negatives] | None = None,
     ) -> tuple[Tensor, Tensor, BiLMState]:
-        """Mean loss of each direction on one batch, and the state after it."""
+        """Mean loss of each direction on one batch.
+
+        Args:
+            batch: Words and targets, on the device.
+            state: LSTM state before the batch.
+            rows: Rows of the output layer that the sampled softmax updates; None for the output layer itself.
+            negatives: Negatives of the forward and of the backward direction; None for the full softmax.
+
+        Returns:
+            Loss of the forward direction (), of the backward direction (), and the LSTM state after the batch.
+        """
         bilm = self.model.bilm
         tokens = take_rows(bilm.embed_groups(batch.words), batch.index)  # (D, T, B, P)
         lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
@@ -176,11 +206,13 @@ class Learner:
         return losses[0], losses[1], after
 
     def _drop(self, x: Tensor) -> Tensor:
+        """Dropout with this process's generator."""
         keep = 1.0 - self.config.dropout
         mask = torch.empty_like(x).bernoulli_(keep, generator=self._dropout)
-        return (x * mask) * (1.0 / keep)  # not a scaled mask: 1 / 0.9 is no bfloat16
+        return (x * mask) * (1.0 / keep)  # not a scaled mask: 1 / 0.9 is not exact in bfloat16
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to bfloat16 where the settings ask for it."""
         enabled = self.config.precision == "bfloat16"
         # no cache of cast weights: a recorded graph would keep reading those of its first step
         return torch.autocast(self.processes.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
@@ -198,8 +230,8 @@ class Learner:
 
     @torch.no_grad()
     def _update(self) -> None:
-        """Clip, change the weights by the optimizer, move the running average."""
-        step, rate, output_rate, ema_share, *corrections = self._numbers.to(self.optimizer.gradients.dtype).unbind()
+        """Clip the gradients, update the weights and their running average."""
+        step, rate, output_rate, ema_fraction, *corrections = self._numbers.to(self.optimizer.gradients.dtype).unbind()
         norm = self.optimizer.gradient_norm(self._rows)
         now = torch.stack([step.double(), *(self._losses / len(self._batches)), norm.double()])
         is_first = ~torch.isfinite(now).all() & (self.non_finite[0] == 0)
@@ -208,7 +240,33 @@ class Learner:
         scale = (self.config.clip_norm / norm).clamp(max=1.0)
         self.optimizer.update(scale, rate, output_rate, (corrections[0], corrections[1]), self._rows)
         if self._average is not None:
-            self._average.values.lerp_(self.optimizer.flat.values, ema_share)
+            self._average.values.lerp_(self.optimizer.flat.values, ema_fraction)
+
+    def find_non_finite(self, step: int, *, weights: bool = False) -> str | None:
+        """Describe the first step whose losses or gradients were not finite or, with `weights`, the weights now.
+
+        Args:
+            step: Number of updates done.
+            weights: Also check the weights.
+
+        Returns:
+            The step, and what is not finite there; None if everything is finite.
+        """
+        self.finish()
+        first_step, forward, backward, norm = self.non_finite.tolist()
+        if first_step > 0:
+            values = {"forward loss": forward, "backward loss": backward, "norm of the gradient": norm}
+            names = " and the ".join(name for name, value in values.items() if not math.isfinite(value))
+            problem = f"step {int(first_step)}: the {names} is not finite"
+            problem += f" (forward loss {forward}, backward loss {backward}, norm {norm})"
+        elif weights and not bool(torch.isfinite(self.optimizer.flat.values).all()):
+            problem = f"step {step}: the weights after it are not finite"
+        else:
+            return None
+        for name, parameter in self.model.named_parameters():
+            if not bool(torch.isfinite(parameter.detach()).all()):
+                return f"{problem}, first in {name}"
+        return problem
 
     def finish(self) -> None:
         """Wait until all steps are done, so that the weights and the sums can be read."""
@@ -216,17 +274,45 @@ class Learner:
             torch.cuda.synchronize(self.processes.device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a step reads and changes; the LSTM state is that of this process's rows."""
+        """All tensors that a step reads and changes; the LSTM state is that of this process's rows."""
         tensors = self.optimizer.tensors()
         tensors |= {"loss_sums": self.loss_sums, "hidden": self.state.hidden, "cell": self.state.cell}
         if self._average is not None:
             tensors["average"] = self._average.values
         return tensors
 
+    def gather_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps: `tensors`, with the LSTM state of the rows of all processes and the mean losses.
+
+        The number of processes may then change when a run is resumed.
+        """
+        tensors, world_size = self.tensors(), self.processes.world_size
+        if world_size > 1:
+            for name in CARRIED:
+                parts = [torch.empty_like(tensors[name]) for _ in range(world_size)]
+                dist.all_gather(parts, tensors[name])
+                tensors[name] = torch.cat(parts, dim=2)
+            tensors["loss_sums"] = tensors["loss_sums"].clone()
+            dist.all_reduce(tensors["loss_sums"])
+            tensors["loss_sums"] /= world_size
+        return tensors
+
     def restore(self, tensors: dict[str, Tensor], *, source: str) -> None:
-        """Take what `tensors` gave."""
+        """Load the tensors of a checkpoint.
+
+        Args:
+            tensors: What `gather_tensors` returned, in this or another number of processes.
+            source: Name of the checkpoint, for error messages.
+
+        Raises:
+            ValueError: If a tensor is missing or has another shape.
+        """
+        num_rows = self.state.hidden.shape[2]
+        own_rows = slice(self.processes.rank * num_rows, (self.processes.rank + 1) * num_rows)
         for name, own in self.tensors().items():
             saved = tensors.get(name)
+            if saved is not None and name in CARRIED and self.processes.world_size > 1:
+                saved = saved[:, :, own_rows]
             if saved is None or saved.shape != own.shape:
                 problem = "missing" if saved is None else f"{tuple(saved.shape)}, this run needs {tuple(own.shape)}"
                 raise ValueError(f"{source}: {name} is {problem}")

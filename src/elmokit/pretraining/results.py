@@ -1,0 +1,101 @@
+"""What a run reports and what it remembers.
+
+Input: numbers of the training loop.  Output: `Progress` during a run, `PretrainResult` at its end, and `TrainingState`,
+the part of a checkpoint that is not tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elmokit.inference.scores import Perplexity
+
+
+class DivergenceError(RuntimeError):
+    """The loss, a gradient or a weight is not finite."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The status of a run, reported every `log_every` steps."""
+
+    step: int
+    """Number of updates done."""
+    num_steps: int
+    """Number of updates of the complete run."""
+    loss: float
+    """Mean loss over both directions since the last report."""
+    perplexity: float
+    """exp(loss)."""
+    learning_rate: float
+    tokens_per_second: float
+    seconds_left: float
+    """Estimated time until the last step."""
+    heldout: Perplexity | None
+    """The last held-out perplexity; None before the first measurement."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """The outcome of a run."""
+
+    folder: Path
+    """A model folder for `ELMo.from_pretrained`."""
+    step: int
+    """Number of updates done."""
+    num_steps: int
+    """Number of updates of the complete run."""
+    ended: str
+    """Why the run ended: "steps", "patience", or the name of a signal: "SIGTERM", "SIGINT"."""
+    best: Perplexity | None
+    """Best held-out perplexity; None without held-out text."""
+    best_step: int
+    """Step of the best held-out perplexity."""
+    last: Perplexity | None
+    """Last held-out perplexity."""
+    unigram: float | None
+    """Held-out perplexity of a unigram model of the training text."""
+
+
+@dataclass
+class TrainingState:
+    """What a run remembers in addition to tensors: JSON values, saved with each checkpoint.
+
+    A perplexity is a list [forward, backward, both, num_tokens].
+    """
+
+    step: int = 0
+    steps_since_log: int = 0
+    best: list[float] | None = None
+    best_step: int = 0
+    measured: list[tuple[int, list[float]]] = field(default_factory=list)
+    """(step, perplexity) of each measurement."""
+    since_best: int = 0
+    """Number of measurements since the best one."""
+
+    def add_measurement(self, numbers: list[float]) -> bool:
+        """Record a held-out perplexity of the current step; returns whether it is the best one."""
+        self.measured.append((self.step, numbers))
+        self.since_best += 1
+        is_best = self.best is None or numbers[2] < self.best[2]
+        if is_best:
+            self.best, self.best_step, self.since_best = numbers, self.step, 0
+        return is_best
+
+    def best_perplexity(self) -> Perplexity | None:
+        """The best measurement."""
+        return None if self.best is None else _perplexity(self.best)
+
+    def last_perplexity(self) -> Perplexity | None:
+        """The last measurement."""
+        return _perplexity(self.measured[-1][1]) if self.measured else None
+
+
+def _perplexity(numbers: list[float]) -> Perplexity:
+    forward, backward, both, num_tokens = numbers
+    return Perplexity(forward, backward, both, int(num_tokens))
