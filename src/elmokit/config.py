@@ -1,7 +1,7 @@
-"""The shape of a biLM, as a frozen dataclass.
+"""The sizes of a biLM.
 
-Enters: numbers from a user, a config.json of ours, a recipe.  Leaves: a `BiLMConfig` whose values fit together, or a
-ValueError that names the field and its value.  Foreign option files are read in `storage/`.
+Input: values from a user, a config.json or a recipe.  Output: a `BiLMConfig` whose values fit together; otherwise a
+ValueError that names the field and its value.  Option files of other programs are read in `storage/`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,48 @@ PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7
 
 @dataclass(frozen=True)
 class BiLMConfig:
-    """Sizes and variants of one biLM; the defaults are the published "original"."""
+    """Sizes and variants of a biLM. The defaults are those of the published "original" model.
+
+    A biLM reads words in one of three ways: as UTF-8 bytes (the default), as rows of a word table (`num_words`), or as
+    characters and words of a lexicon of its own (`num_lexicon_characters`, ELMoForManyLangs).
+    """
 
     num_words: int | None = None
-    """Rows of the word table of a word-level biLM; None: words are read as characters."""
+    """Number of rows of the word table of a word-level biLM. Default: None, words are read as UTF-8 bytes."""
     bos_id: int = 0
+    """Row of the sentence start <S> in the word table of a word-level biLM."""
     eos_id: int = 1
-    """Rows of the sentence boundaries in the word table of a word-level biLM."""
+    """Row of the sentence end </S> in the word table of a word-level biLM."""
     num_lexicon_characters: int | None = None
-    """Characters of a model that has a lexicon of its own (ELMoForManyLangs); None: words are read as UTF-8 bytes."""
+    """Number of characters of a lexicon. Default: None, the model has no lexicon."""
     num_lexicon_words: int = 0
+    """Number of words of the lexicon."""
     word_dim: int = 0
-    """Words of that lexicon and the width of their vectors, which stand beside the filters; 0: characters alone."""
+    """Width of the lexicon's word vectors, which are concatenated to the outputs of the filters. 0: no word vectors."""
     max_characters: int = 50
-    """Ids of one word, its begin and end marks among them; longer words are cut."""
+    """Number of character ids per word, including its begin and end marks. Longer words are truncated."""
     char_dim: int = 16
+    """Width of a character vector."""
     filters: tuple[tuple[int, int], ...] = PUBLISHED_FILTERS
     """(width, channels) of each convolution over the characters."""
     activation: Literal["relu", "tanh"] = "relu"
+    """Activation after the convolutions."""
     num_highways: int = 2
+    """Number of highway layers after the convolutions."""
     char_projection: bool = True
-    """Project the filters to `projection_dim`; False only where their channels sum to it."""
+    """Project the outputs of the filters to `projection_dim`. If False, their channels must sum to it."""
     cell_dim: int = 4096
+    """Width of an LSTM cell, per direction."""
     projection_dim: int = 512
+    """Width P of a token vector and of a hidden state, per direction. A vector of ELMo has 2P numbers."""
     num_layers: int = 2
+    """Number of LSTM layers."""
     cell_clip: float | None = 3.0
+    """Cell states are clipped to [-cell_clip, cell_clip]. None: no clipping."""
     proj_clip: float | None = 3.0
+    """Hidden states are clipped to [-proj_clip, proj_clip]. None: no clipping."""
     skip_connections: bool = True
+    """Add the input of an LSTM layer to its output, from the second layer on."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -91,18 +106,18 @@ class BiLMConfig:
         if self.num_lexicon_characters < 0:
             raise ValueError(f"num_lexicon_characters must be 0 or more, or null, not {self.num_lexicon_characters}")
         if self.num_words is not None or not self.char_projection:
-            raise ValueError("a model with a lexicon is no word-level model, and projects: num_words, char_projection")
+            raise ValueError("num_lexicon_characters is set, so num_words must be null and char_projection true")
         if self.num_lexicon_words and not self.word_dim:
             raise ValueError(f"num_lexicon_words is {self.num_lexicon_words}, so word_dim must be above 0")
 
     @property
     def id_columns(self) -> int | None:
-        """Ids of one token: its characters, before them its word where there is a lexicon; None: the word alone."""
+        """Number of ids per word: characters, and the word itself if there is a lexicon. None: one word id."""
         if self.num_words is not None:
             return None
         return self.max_characters + (self.num_lexicon_characters is not None)
 
     @property
     def filters_dim(self) -> int:
-        """Channels of all filters together: the width between convolutions and projection."""
+        """Number of channels of all filters: the width between convolutions and projection."""
         return sum(channels for _, channels in self.filters)

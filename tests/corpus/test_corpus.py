@@ -221,7 +221,7 @@ def test_bad_text_paths_are_errors_that_name_them(tmp_path, verb):
         read(tmp_path / "nothing*.txt")
     with pytest.raises(ValueError, match=r"is a folder: name its files"):
         read(tmp_path)
-    with pytest.raises(ValueError, match="no text files"):
+    with pytest.raises(ValueError, match="there are no text files"):
         read([])
     with pytest.raises(ValueError, match="workers is 0"):
         next(iter([count_words(__file__, workers=0)]))
@@ -362,7 +362,7 @@ def test_a_text_without_a_sentence_is_an_error_that_names_it(tmp_path):
         (tmp_path / "void.txt").write_text(content)
         with pytest.raises(ValueError, match=r"no sentence in .*void\.txt"):
             prepare(tmp_path / "void.txt", tmp_path / "c", vocabulary=Vocabulary(SPECIALS))
-        with pytest.raises(ValueError, match="is no prepared corpus"):
+        with pytest.raises(ValueError, match="is not a prepared corpus"):
             Corpus.open(tmp_path / "c")
 
 
@@ -417,7 +417,7 @@ def test_a_preparation_that_is_killed_again_and_again_ends_as_one_that_was_not(t
         shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "shards").glob("*.npz")}
         assert shards.items() >= kept.items(), "a finished shard was made again"
         kept.update(shards)
-        with pytest.raises(ValueError, match="is no prepared corpus"):
+        with pytest.raises(ValueError, match="is not a prepared corpus"):
             Corpus.open(tmp_path / "killed")
 
     draw = random.Random(5)
@@ -456,7 +456,7 @@ def test_a_torn_or_changed_shard_is_made_again(tmp_path, monkeypatch):
 
 def test_a_shard_that_is_damaged_while_it_is_used_is_an_error_that_names_it(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a b\n")
-    whole = "elmokit.corpus.prepared._Shard.is_whole"
+    whole = "elmokit.corpus.prepared._Shard.is_complete"
     monkeypatch.setattr(whole, lambda shard: bool(shard.path.write_bytes(b"torn")))
     with pytest.raises(ValueError, match=r"\.npz was damaged after it was written"):
         prepare(tmp_path / "text.txt", tmp_path / "c", vocabulary=Vocabulary(SPECIALS))
@@ -760,7 +760,7 @@ def test_a_position_of_other_streams_is_refused(tmp_path):
     for changed in [{"batch_size": 5}, {"unroll": 4}, {"seed": 2}]:
         other = Streams(corpus, **{"batch_size": 4, "unroll": 5, "seed": 1, **changed})
         other.next()
-        with pytest.raises(ValueError, match=r"a place in other streams"):
+        with pytest.raises(ValueError, match=r"a position in other streams"):
             streams.restore(other.state)
     assert streams.state == before
 

@@ -88,7 +88,7 @@ def expected_update(name, momentum):
 def test_updates_are_those_of_the_definition(corpus, weight_decay):
     learner = make_learner(corpus, dropout=0.0, ema_decay=None, weight_decay=weight_decay)
     parameters = dict(learner.model.named_parameters())
-    assert set(learner.optimizer._of_muon) == BY_MUON
+    assert set(learner.optimizer._muon_names) == BY_MUON
     momenta = {name: np.zeros(parameters[name].shape) for name in BY_MUON}
     for number, given in enumerate(make_steps(corpus, 3), 1):
         before = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}

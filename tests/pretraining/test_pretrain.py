@@ -353,7 +353,7 @@ def test_the_running_average_forgets_by_its_share(corpus):
     learner = make_learner(corpus)
     average = learner.optimizer.flat.values.clone()
     for number, one in enumerate(step_batches(corpus, 3), 1):
-        learner.step(one, rates(number, ema_share=0.3))
+        learner.step(one, rates(number, ema_fraction=0.3))
         average.lerp_(learner.optimizer.flat.values, 0.3)
     torch.testing.assert_close(
         learner.trained.bilm.layers[0].projection, learner.optimizer.flat.view(average, "bilm.layers.0.projection")
@@ -733,7 +733,7 @@ def test_a_full_disk_at_the_first_checkpoint_or_for_the_model_is_clear_too(text,
     monkeypatch.setattr(snapshots, "save_file", full)
     with pytest.raises(OSError, match="there is no older one"):
         pretrain(**text, model=MODEL, out=tmp_path / "a", **SETTINGS)
-    monkeypatch.setattr(loop.checkpoint, "save", full)
+    monkeypatch.setattr(loop.model_folder, "save", full)
     with pytest.raises(OSError, match="the model could not be written"):
         pretrain(**text, model=MODEL, out=tmp_path / "b", **{**SETTINGS, "checkpoint_every": 100})
 

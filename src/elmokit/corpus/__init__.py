@@ -1,12 +1,13 @@
-"""Text becomes a vocabulary and a prepared corpus, and a corpus becomes the two token streams that training reads.
+"""Text files become a vocabulary and a prepared corpus; a corpus becomes the two token streams of training.
 
-    text.py        text files -> blocks of lines -> sentences
-    work.py        blocks are worked on by all cores
-    vocabulary.py  sentences -> the words that a model predicts
-    prepared.py    sentences -> a folder of memory-mapped arrays
-    streams.py     the arrays -> batches, forward and backward
+    sources.py   text files -> blocks of lines -> sentences
+    workers.py   jobs run in one process per core
+    counts.py    sentences -> word counts -> a vocabulary
+    prepared.py  sentences -> a folder of memory-mapped arrays
+    streams.py   the arrays -> batches, forward and backward
+    heldout.py   the perplexity of a prepared corpus
 
-No file here needs torch: the processes that prepare text start fast.
+Only heldout.py imports torch, so that the processes that prepare text start fast.
 """
 
 from elmokit.corpus.counts import WordCounts, build_vocabulary, count_words

@@ -1,7 +1,7 @@
-"""The perplexity of a prepared corpus: the published test.
+"""The perplexity of a prepared corpus, measured as in the publication.
 
-Input: a biLM with its output layer and a corpus, which is read as training reads it, in two streams with the state
-carried.  Output: a `Perplexity`.
+Input: a biLM with its output layer, and a corpus, which is read as in training: two streams with the state carried.
+Output: a `Perplexity`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from elmokit.corpus.streams import evaluation_batches, stream_layout
 from elmokit.inference.scores import Perplexity, perplexity_of_sums
 from elmokit.network import BiLM, OutputLayer
 
-TOKENS_AT_ONCE = 1 << 22  # of a corpus that is counted: memory does not grow with it
+TOKENS_AT_ONCE = 1 << 22  # number of tokens that are counted at a time, to bound the memory
 
 
 def heldout_perplexity(
     bilm: BiLM, output_layer: OutputLayer, corpus: Corpus, *, batch_size: int = 32, unroll: int = 20
 ) -> Perplexity:
-    """The perplexity of a prepared corpus by the full softmax, state carried: the published test.
+    """The perplexity of a prepared corpus, with the full softmax and the state carried.
 
     Args:
         bilm: The network.
-        output_layer: Its softmax.
-        corpus: Text that was prepared with the vocabulary of the softmax.
-        batch_size: Number of runs of text that are read side by side.
-        unroll: Number of tokens per step: changes the memory needed, not the result.
+        output_layer: Its output layer.
+        corpus: Text that was prepared with the vocabulary of the output layer.
+        batch_size: Number of rows that the text is split into.
+        unroll: Number of tokens per row and batch. It changes the memory needed, not the result.
+
+    Raises:
+        ValueError: If the corpus was prepared with a larger vocabulary.
     """
     if corpus.form_targets.max() >= output_layer.num_words:
         raise ValueError(
@@ -50,7 +53,7 @@ def heldout_perplexity(
             targets = stream_layout(batch.forward_targets, batch.backward_targets).astype(np.int64)
             weights = stream_layout(batch.weights, batch.weights)
             log_probs = output_layer.log_probs(layers[-1], torch.from_numpy(targets).to(device))  # (D, T, B)
-            # where a run has ended its row reads on, into nothing that counts
+            # a row that has ended continues with weight 0
             sums += (log_probs * torch.from_numpy(weights).to(device)).sum(dim=(1, 2), dtype=torch.float64)
             count += int(batch.weights.sum())
     forward, backward = sums.tolist()
@@ -58,7 +61,13 @@ def heldout_perplexity(
 
 
 def unigram_perplexity(train: Corpus, heldout: Corpus, num_words: int) -> float:
-    """The perplexity of `heldout` by the word frequencies of `train` (one added to each count): the baseline."""
+    """The perplexity of `heldout` by a unigram model of `train` with add-one smoothing: the baseline.
+
+    Args:
+        train: The corpus whose words are counted.
+        heldout: The corpus to measure.
+        num_words: Number of words of the vocabulary.
+    """
     counts = np.zeros((2, num_words), np.int64)
     for corpus, count in zip((train, heldout), counts, strict=True):
         targets = np.asarray(corpus.form_targets)

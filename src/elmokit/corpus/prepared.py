@@ -1,15 +1,17 @@
-"""Text files become a corpus: a folder of arrays that are memory-mapped and never read whole.
+"""A prepared corpus: a folder of memory-mapped arrays.
+
+Input: text files and a vocabulary.  Output: the folder, and `Corpus`, which opens it.
 
     stream.bin        int32   B w w w B w w B ...   the word forms of all sentences, with a boundary B = 0 between them
-    documents.bin     int64   where each document starts in the stream, and last the stream's end
-    forms.bin         int16   (F, max_characters): the characters of each form; rows 0 and 1 are <S> and </S>
-    form_targets.bin  int32   (F,): each form's vocabulary id; a form that is not in the vocabulary is <UNK> as a target
-    corpus.json       counts, the vocabulary's digest, a checksum of each shard of the stream and of each other file
+    documents.bin     int64   the index in the stream at which each document starts, and the length of the stream
+    forms.bin         int16   (F, max_characters): characters of each form; rows 0 and 1 are <S> and </S>
+    form_targets.bin  int32   (F,): vocabulary id of each form; that of <UNK> for a form outside the vocabulary
+    corpus.json       counts, digest of the vocabulary, checksums of each shard of the stream and of each other file
 
-A pair is two neighbours in the stream. Forward, pair p reads stream[p], with B as <S>, and predicts stream[p + 1], with
-B as </S>; backward, walking down, it reads stream[p + 1], with B as </S>, and predicts stream[p], with B as <S>. So a
-sentence of n words gives n + 1 predictions in each direction, a document is a run of pairs, and documents can be put in
-any order.
+A pair is two neighbours in the stream. In the forward direction, pair p reads stream[p], with B as <S>, and predicts
+stream[p + 1], with B as </S>. In the backward direction it reads stream[p + 1], with B as </S>, and predicts stream[p],
+with B as <S>. A sentence of n words has n + 1 predictions in each direction. A document is a sequence of pairs, and
+documents can be read in any order.
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ FORMAT = "elmokit corpus 1"
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A prepared corpus; the top of the file says what its arrays mean."""
+    """A prepared corpus. The docstring of this module describes its arrays."""
 
     folder: Path
     num_tokens: int
-    """words, without sentence boundaries"""
+    """Number of words, without sentence boundaries."""
     num_sentences: int
     num_documents: int
     num_replaced_lines: int
-    """lines of the text that held bytes which are not UTF-8"""
+    """Number of lines with bytes that are not UTF-8."""
     vocabulary_digest: str
     made_from: str
-    """a digest of the text and of all that shaped the corpus"""
+    """Digest of the text, the vocabulary and the settings."""
     stream: npt.NDArray[np.int32] = field(repr=False)
     documents: npt.NDArray[np.int64] = field(repr=False)
     forms: npt.NDArray[np.int16] = field(repr=False)
@@ -66,9 +68,14 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> Corpus:
-        """Open a folder that `prepare` made, in the same short time whatever its size.
+        """Open a folder made by `prepare`. The arrays are mapped, not read.
 
-        With a vocabulary, make sure that it is the one that the corpus was prepared with.
+        Args:
+            folder: The folder.
+            vocabulary: If given, check that the corpus was prepared with this vocabulary.
+
+        Raises:
+            ValueError: If the folder is not a complete corpus, or has another vocabulary.
         """
         folder = Path(folder)
         about = _read_about(folder)
@@ -81,9 +88,9 @@ class Corpus:
 
         def map_file(name: str, dtype: type[np.generic], *shape: int) -> Any:
             path, size = folder / name, int(np.prod(shape)) * np.dtype(dtype).itemsize
-            found = path.stat().st_size if path.exists() else 0
-            if found != size:
-                raise ValueError(f"{path} has {found} bytes and should have {size}: prepare the text again")
+            actual_size = path.stat().st_size if path.exists() else 0
+            if actual_size != size:
+                raise ValueError(f"{path} has {actual_size} bytes and should have {size}: prepare the text again")
             return np.memmap(path, dtype, "r", shape=shape)
 
         return cls(
@@ -102,11 +109,22 @@ class Corpus:
 
     @property
     def num_pairs(self) -> int:
-        """Predictions in each direction: of every word, and of every sentence's end."""
+        """Number of predictions in each direction: every word, and one boundary per sentence."""
         return self.num_tokens + self.num_sentences
 
     def ids_of(self, forms: npt.NDArray[np.generic], word_ids: WordIds) -> npt.NDArray[Any]:
-        """Word forms as the shifted ids that a biLM reads: int16 characters (N, C), or int32 words (N,)."""
+        """The shifted ids of word forms that a biLM reads.
+
+        Args:
+            forms: (N,) rows of `forms`.
+            word_ids: How the biLM reads words.
+
+        Returns:
+            int16 characters (N, C), or int32 words (N,) of a word-level biLM.
+
+        Raises:
+            ValueError: If the corpus was prepared for another number of characters per word.
+        """
         table = self.form_targets if word_ids.num_columns is None else self.forms
         if word_ids.num_columns not in (None, self.forms.shape[1]):
             raise ValueError(
@@ -117,17 +135,21 @@ class Corpus:
         return ids
 
     def verify(self) -> None:
-        """Read everything and compare the checksums; a ValueError names the shard or the file that was changed."""
+        """Read all arrays and compare their checksums.
+
+        Raises:
+            ValueError: If a shard or a file was changed; the message names it.
+        """
         about = _read_about(self.folder)
-        place = 0
+        begin = 0
         for number, shard in enumerate(about["shards"]):
-            end = place + shard["length"]
-            if _sha256(self.stream[place:end]) != shard["sha256"]:
+            end = begin + shard["length"]
+            if _sha256(self.stream[begin:end]) != shard["sha256"]:
                 raise ValueError(
-                    f"{self.folder / 'stream.bin'}: shard {number}, from {shard['file']}, places {place} to {end},"
+                    f"{self.folder / 'stream.bin'}: shard {number}, from {shard['file']}, elements {begin} to {end},"
                     " is damaged: its checksum differs. Prepare the text again"
                 )
-            place = end
+            begin = end
         for name, sha256 in about["files"].items():
             if _sha256(getattr(self, Path(name).stem)) != sha256:
                 raise ValueError(f"{self.folder / name} is damaged: its checksum differs. Prepare the text again")
@@ -136,7 +158,7 @@ class Corpus:
 def _read_about(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     if not path.exists():
-        raise ValueError(f"{folder} is no prepared corpus, it has no corpus.json: let `elmokit prepare` run to its end")
+        raise ValueError(f"{folder} is not a prepared corpus: it has no corpus.json. Run `elmokit prepare` to its end")
     try:
         about: dict[str, Any] = dict(json.loads(path.read_bytes()))
         if about.pop("sha256") == sha256_of_json(about) and about["format"] == FORMAT:
@@ -163,11 +185,27 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Turn text files into a corpus folder, on all cores.
+    """Turn text files into a corpus folder.
 
-    Each block of text becomes a shard in out/shards, named by a digest of what it is made from; then the shards are
-    joined. So a preparation that was killed goes on where it stopped, text that was changed in between is noticed, and
-    the result is the same for any number of workers. To prepare the same again returns what is there.
+    Each block of text becomes a shard in out/shards, named by a digest of its text and settings; then the shards are
+    joined. A preparation that was killed therefore resumes with the shards that exist, changed text is noticed, and the
+    result does not depend on the number of workers. A folder that is already complete is opened.
+
+    Args:
+        paths: Paths or globs of text files.
+        out: The folder to make.
+        vocabulary: Words that a model predicts; other words are targets as <UNK>.
+        tokenized: How lines are split into words: see `Tokenized`.
+        max_characters: Number of character ids per word.
+        workers: Number of processes. Default: one per core.
+        progress: Called with the number of bytes read so far and in total.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ValueError: If there is no sentence, a file is damaged, or `out` holds another corpus.
+        ImportError: If a package to read a file is missing.
     """
     files, out = find_files(paths), Path(out)
     finished = (out / "corpus.json").exists()
@@ -177,7 +215,7 @@ def prepare(
     def unfinished_jobs() -> Iterator[tuple[bytes, Tokenized, Path]]:
         for block in read_blocks(files, progress):
             shards.append(_Shard.of(block, tokenized, out / "shards"))
-            if not finished and not shards[-1].is_whole():
+            if not finished and not shards[-1].is_complete():
                 yield block.content, tokenized, shards[-1].path
 
     for _ in run_in_order(_write_shard, unfinished_jobs(), workers):
@@ -193,8 +231,8 @@ def prepare(
             raise ValueError(f"there is no sentence in {', '.join(map(str, files))}")
         _join(shards, counts, out, vocabulary, max_characters, made_from)
     shutil.rmtree(out / "shards")
-    for left_by_a_killed_run in out.glob(".*.tmp"):
-        left_by_a_killed_run.unlink()
+    for temporary in out.glob(".*.tmp"):  # of a killed preparation
+        temporary.unlink()
     corpus = Corpus.open(out)
     report_replaced(corpus.num_replaced_lines)
     return corpus
@@ -202,6 +240,8 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Shard:
+    """The file of one prepared block."""
+
     path: Path
     file: str
     begins_file: bool
@@ -211,7 +251,7 @@ class _Shard:
         made_from = hashlib.sha256(f"{FORMAT}, tokenized={tokenized}\n".encode() + block.content).hexdigest()
         return cls(folder / f"{made_from}.npz", block.file.name, block.begins_file)
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.path.exists() and self._content() is not None
 
     def load(self) -> Any:
@@ -221,16 +261,16 @@ class _Shard:
         return np.load(io.BytesIO(content))
 
     def _content(self) -> bytes | None:
-        """What follows the checksum at the start of the file, if it is what was written."""
-        whole = self.path.read_bytes()
-        return whole[32:] if hashlib.sha256(whole[32:]).digest() == whole[:32] else None
+        """The file without the checksum at its start; None if the checksum differs."""
+        content = self.path.read_bytes()
+        return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
 
 
 def _write_shard(content: bytes, tokenized: Tokenized, path: Path) -> None:
-    """Number the forms of a block in the order in which they come; 0 is the boundary before each sentence."""
+    """Prepare a block: its forms are numbered in order of occurrence; 0 is the boundary before each sentence."""
     lines, num_replaced = sentences(content, tokenized=tokenized)
     words: list[str | None] = []
-    documents = []  # only those that begin after a blank line in this block: the first may go on from the block before
+    documents = []  # only those after a blank line in this block: the first one may continue the block before
     after_blank = False
     for line in lines:
         if line:
@@ -261,6 +301,7 @@ def _write_shard(content: bytes, tokenized: Tokenized, path: Path) -> None:
 
 
 def _count_forms(shards: list[_Shard]) -> Counter[str]:
+    """Number of occurrences of each word form."""
     counts: Counter[str] = Counter()
     for shard in shards:
         with shard.load() as arrays:
@@ -277,13 +318,14 @@ def _join(
     max_characters: int,
     made_from: str,
 ) -> None:
-    # A literal <S> in the text is a form like any other: it does not end a sentence, so it cannot be row 0.
-    forms = [BOS_TOKEN, EOS_TOKEN, *by_frequency(counts)]  # frequent forms together: they share pages of memory
+    """Join the shards, and write the arrays and corpus.json."""
+    # A literal <S> in the text is an ordinary form: it does not end a sentence, so it is not row 0.
+    forms = [BOS_TOKEN, EOS_TOKEN, *by_frequency(counts)]  # frequent forms are neighbours and share memory pages
     numbers = {form: number for number, form in enumerate(forms[2:], 2)}
 
     parts: list[dict[str, Any]] = []
     documents: list[npt.NDArray[np.int64]] = []
-    place = num_sentences = num_replaced_lines = 0
+    length = num_sentences = num_replaced_lines = 0
     ends_blank = False
     with replacing(out / "stream.bin") as temporary, open(temporary, "wb") as file:
         for shard in shards:
@@ -294,16 +336,16 @@ def _join(
                     starts = np.union1d(starts, [0])
                 ends_blank = bool(arrays["ends_blank"])
                 num_replaced_lines += int(arrays["num_replaced_lines"])
-            documents.append(starts + place)
+            documents.append(starts + length)
             num_sentences += int(np.count_nonzero(stream == 0))
-            place += len(stream)
+            length += len(stream)
             if shard is shards[-1]:
                 stream = np.append(stream, np.int32(0))
             file.write(stream.data)
             parts.append({"file": shard.file, "length": len(stream), "sha256": _sha256(stream)})
 
-    starts = np.append(np.concatenate(documents), place)
-    spellings = (
+    starts = np.append(np.concatenate(documents), length)
+    characters = (
         words_to_ids(forms[start : start + 65536], max_characters=max_characters)
         for start in range(0, len(forms), 65536)
     )
@@ -312,14 +354,14 @@ def _join(
         "made_from": made_from,
         "vocabulary_digest": vocabulary.digest,
         "max_characters": max_characters,
-        "num_tokens": place - num_sentences,
+        "num_tokens": length - num_sentences,
         "num_sentences": num_sentences,
         "num_documents": len(starts) - 1,
         "num_forms": len(forms),
         "num_replaced_lines": num_replaced_lines,
         "files": {
             "documents.bin": _write_arrays(out / "documents.bin", [starts]),
-            "forms.bin": _write_arrays(out / "forms.bin", spellings),
+            "forms.bin": _write_arrays(out / "forms.bin", characters),
             "form_targets.bin": _write_arrays(out / "form_targets.bin", [vocabulary.ids(forms)]),
         },
         "shards": parts,
@@ -329,11 +371,13 @@ def _join(
 
 
 def _forms(arrays: Any) -> list[str]:
+    """The word forms of a shard."""
     text: str = arrays["forms"].tobytes().decode()
     return text.split("\n") if text else []
 
 
 def _write_arrays(path: Path, arrays: Iterable[npt.NDArray[Any]]) -> str:
+    """Write arrays one after the other and return the checksum of the file."""
     checksum = hashlib.sha256()
     with replacing(path) as temporary, open(temporary, "wb") as file:
         for array in arrays:

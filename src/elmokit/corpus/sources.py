@@ -1,8 +1,8 @@
-"""Text files become blocks of whole lines, and a block becomes sentences.
+"""Text files as blocks of lines, and blocks as sentences.
 
-In come .txt, .gz, .xz, .zst and .parquet files: one sentence a line; a blank line ends a document, and so does the end
-of a file or of a row of a parquet file. Out come bytes, block by block, so that one process can read while others work;
-`sentences` turns them into tokens there.
+Input: .txt, .gz, .xz, .zst and .parquet files with one sentence per line.  A blank line ends a document; so does the end
+of a file or of a row of a parquet file.  Output: blocks of bytes, so that one process can read while others work;
+`sentences` splits a block into tokens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elmokit.text import Tokenizer
 
 Paths = str | Path | Sequence[str | Path]
 Tokenized = bool | Literal["characters"]
-"""Whether words stand between spaces already; or each character is a token."""
+"""How a line is split. False: by the Penn Treebank rules. True: at spaces. "characters": into single characters."""
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the bytes of the text files that have been read, and the bytes that there are."""
+"""Called with the number of bytes of the text files read so far, and their total size."""
 
-BLOCK_BYTES = 1 << 23  # decompressed text that one process takes at a time
+BLOCK_BYTES = 1 << 23  # size of a block of decompressed text
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole lines of a file."""
+    """Complete lines of a file."""
 
     file: Path
     begins_file: bool
@@ -42,47 +42,69 @@ class Block:
 
 
 def find_files(paths: Paths) -> list[Path]:
-    """The files that paths and globs name, in their order; the matches of a glob in the order of their names."""
+    """The files of paths and globs, in order; the matches of a glob are sorted by name.
+
+    Args:
+        paths: One or more paths or globs.
+
+    Raises:
+        ValueError: If a path is a folder, or there is no such file.
+    """
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         if Path(path).is_dir():
             raise ValueError(f"{path} is a folder: name its files, as in {Path(path) / '*.txt'}")
-        found = [str(path)] if Path(path).is_file() else sorted(glob.glob(str(path), recursive=True))
-        if not found:
+        names = [str(path)] if Path(path).is_file() else sorted(glob.glob(str(path), recursive=True))
+        if not names:
             raise ValueError(f"{path}: no such file, and no file matches it as a glob")
-        files += (Path(name) for name in found if not Path(name).is_dir())
+        files += (Path(name) for name in names if not Path(name).is_dir())
     if not files:
-        raise ValueError("no text files are given")
+        raise ValueError("there are no text files: name at least one")
     return files
 
 
 def read_blocks(files: list[Path], progress: Progress | None) -> Iterator[Block]:
-    """The blocks of all files, in order. What a block holds depends on its file and BLOCK_BYTES alone."""
+    """Read the blocks of all files, in order. The content of a block depends on its file and BLOCK_BYTES only.
+
+    Args:
+        files: Text files.
+        progress: Called after each piece.
+
+    Raises:
+        ValueError: If a file is damaged or incomplete.
+        ImportError: If a package to read a file is missing.
+    """
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
         begins, parts = True, [b""]
-        for piece, place in _read_pieces(file):
+        for piece, num_read in _read_pieces(file):
             cut = piece.rfind(b"\n") + 1
             if cut and sum(map(len, parts)) + len(piece) >= BLOCK_BYTES:
-                yield Block(file, begins, _without_mark(b"".join([*parts, piece[:cut]]), begins))
+                yield Block(file, begins, _without_byte_order_mark(b"".join([*parts, piece[:cut]]), begins))
                 begins, parts = False, [piece[cut:]]
             else:
                 parts.append(piece)
             if progress:
-                progress(done + place, total)
-        if last := _without_mark(b"".join(parts), begins):
+                progress(done + num_read, total)
+        if last := _without_byte_order_mark(b"".join(parts), begins):
             yield Block(file, begins, last)
         done += file.stat().st_size
 
 
-def _without_mark(content: bytes, begins_file: bool) -> bytes:
-    return content.removeprefix(b"\xef\xbb\xbf") if begins_file else content  # the byte-order mark of some editors
+def _without_byte_order_mark(content: bytes, begins_file: bool) -> bytes:
+    return content.removeprefix(b"\xef\xbb\xbf") if begins_file else content
 
 
 def sentences(content: bytes, *, tokenized: Tokenized) -> tuple[Iterator[list[str]], int]:
-    """(the tokens of each line, the number of lines that hold bytes which are not UTF-8 and become U+FFFD).
+    """Split a block into sentences.
 
-    A line without tokens is a blank one.
+    Args:
+        content: Complete lines.
+        tokenized: How a line is split into tokens.
+
+    Returns:
+        The tokens of each line (none for a blank line), and the number of lines with bytes that are not UTF-8, which
+        become U+FFFD.
     """
     content = content.removesuffix(b"\n")
     num_replaced = 0
@@ -91,13 +113,18 @@ def sentences(content: bytes, *, tokenized: Tokenized) -> tuple[Iterator[list[st
     except UnicodeDecodeError:
         text = content.decode(errors="replace")
         num_replaced = sum(not _is_utf8(line) for line in content.split(b"\n"))
-    # Not splitlines: it also splits at characters that stand inside lines, as U+2028.
+    # Not splitlines: it also splits at characters inside lines, such as U+2028.
     return map(tokenizer_of(tokenized), text.split("\n")), num_replaced
 
 
 def tokenizer_of(tokenized: Tokenized) -> Tokenizer:
-    """The tokenizer that `tokenized` means; a model trained on the text keeps it."""
+    """The tokenizer that a value of `tokenized` means. A model that is trained on the text records its name."""
     return Tokenizer("characters" if tokenized == "characters" else "spaces" if tokenized else "treebank")
+
+
+def tokenized_of(tokenizer: str) -> Tokenized:
+    """The value of `tokenized` that means this tokenizer: the inverse of `tokenizer_of`."""
+    return "characters" if tokenizer == "characters" else tokenizer == "spaces"
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -109,13 +136,13 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def report_replaced(num_lines: int) -> None:
-    """Log how many lines were not UTF-8, if any."""
+    """Log the number of lines that were not UTF-8, if there are any."""
     if num_lines:
-        logger.warning("%d lines hold bytes that are not UTF-8; the bytes were replaced by U+FFFD", num_lines)
+        logger.warning("%d lines have bytes that are not UTF-8; the bytes were replaced by U+FFFD", num_lines)
 
 
 def _read_pieces(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield (piece of the decompressed text, bytes of the file read so far)."""
+    """Yield (piece of the decompressed text, number of bytes of the file read so far)."""
     kind = file.suffix.lower()
     if kind == ".parquet":
         yield from _read_parquet(file)
@@ -131,15 +158,15 @@ def _read_pieces(file: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _open_zst(raw: IO[bytes]) -> io.BufferedReader:
-    return io.BufferedReader(_Frames(raw, _import("zstandard", raw.name, "train")))
+    return io.BufferedReader(_ZstdReader(raw, _import("zstandard", raw.name, "train")))
 
 
-class _Frames(io.RawIOBase):
-    """The text of a .zst file of any number of frames; zstandard's own reader is silent where a file is cut off."""
+class _ZstdReader(io.RawIOBase):
+    """Reads a .zst file of any number of frames; zstandard's own reader does not notice an incomplete file."""
 
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
         self._raw, self._zstandard = raw, zstandard
-        self._frame: Any = None  # the frame that has begun and not ended
+        self._frame: Any = None  # the frame that is being read
         self._text = b""
 
     def readable(self) -> bool:
@@ -178,7 +205,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[bytes, int]]:
         strings = [name for name, kind in columns.items() if kind in (arrow.string(), arrow.large_string())]
         if "text" not in strings and len(strings) != 1:
             listed = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
-            raise ValueError(f"{file} needs a string column 'text', or one string column alone; it has {listed}")
+            raise ValueError(f"{file} needs a string column 'text', or a single string column; it has {listed}")
         column = "text" if "text" in strings else strings[0]
         num_rows, size = 0, file.stat().st_size
         for batch in table.iter_batches(batch_size=1024, columns=[column]):

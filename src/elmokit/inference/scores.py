@@ -1,7 +1,7 @@
-"""What a biLM with its softmax says of sentences: log-probabilities, perplexity, substitutes.
+"""Scores of a biLM with its output layer: log-probabilities, perplexity, substitutes.
 
-Input: sentences, each read on its own.  Output: natural log-probabilities of each word given the words before it, and
-given those after it; perplexities; words that fit a place.
+Input: sentences, each read from a zero state.  Output: natural log-probabilities of each word given the words before it
+and given the words after it; perplexities; words that fit a position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elmokit.text import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class TokenLogProbs:
-    """What the two language models say of one sentence of T tokens."""
+    """Log-probabilities of one sentence of T tokens."""
 
     tokens: list[str]
     forward: npt.NDArray[np.float64]
@@ -31,36 +31,49 @@ class TokenLogProbs:
     backward: npt.NDArray[np.float64]
     """(T,): log p of each token given the tokens after it."""
     forward_end: float
-    """log p of the sentence's end given all of its tokens."""
+    """log p of the end of the sentence given all tokens."""
     backward_end: float
-    """log p of the sentence's start given all of its tokens."""
+    """log p of the start of the sentence given all tokens."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean loss, sentence boundaries included."""
+    """exp of the mean negative log-probability, sentence boundaries included."""
 
     forward: float
+    """Of the direction that predicts the next word."""
     backward: float
+    """Of the direction that predicts the word before."""
     both: float
-    """Geometric mean of the two: the number that is published of biLMs."""
+    """Geometric mean of the two; papers on biLMs report this number."""
     num_tokens: int
-    """Predictions in each direction: every token, and one boundary a sentence."""
+    """Number of predictions in each direction: tokens, and one boundary per sentence."""
 
 
 @dataclass(frozen=True)
 class Substitute:
-    """A word that fits a place."""
+    """A word that fits a position."""
 
     word: str
     log_prob: float
+    """Natural log-probability, normalized over the vocabulary without its special words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A biLM with the output layer that both directions share, and the words of that layer.
+    """A biLM, the output layer that both directions share, and its vocabulary.
 
-    A word outside the vocabulary is scored as <UNK>; a model that reads characters still reads its own characters.
+    A word outside the vocabulary is scored as <UNK>; a model that reads characters still reads the word's characters.
+
+    Args:
+        runner: Runs sentences through the biLM.
+        bilm: The network.
+        output_layer: Its output layer.
+        vocabulary: The words of the output layer, the most frequent first.
+        use_cache: Use the runner's cache of word vectors.
+
+    Raises:
+        ValueError: If the vocabulary and the output layer differ in size.
     """
 
     runner: Runner
@@ -76,11 +89,14 @@ class Scorer:
             )
 
     def log_probs(self, sentences: Sequence[Sentence], *, batch_tokens: int | None = None) -> list[TokenLogProbs]:
-        """Score every token of every sentence; results do not depend on the batches.
+        """Log-probabilities of every token of every sentence; they do not depend on the batches.
 
         Args:
             sentences: Strings or token lists.
-            batch_tokens: Largest number of padded tokens per batch; by default what suits the device.
+            batch_tokens: Largest number of padded tokens per batch. Default: by device.
+
+        Returns:
+            One `TokenLogProbs` per sentence.
         """
         results: list[TokenLogProbs | None] = [None] * len(sentences)
         for batch, top in self._top_layers(sentences, batch_tokens):
@@ -89,11 +105,23 @@ class Scorer:
         return [scores for scores in results if scores is not None]
 
     def substitutes(self, tokens: Sequence[str], position: int, k: int, *, keep_word: bool = False) -> list[Substitute]:
-        """The k words that fit best in place of `tokens[position]`, best first, with their log-probabilities.
+        """The k words that fit best in place of `tokens[position]`, best first.
 
-        p(w | left, right) is proportional to p(w | left) p(w | right) / p(w), which would be exact if left and right
-        were independent given w; p(w) falls log-uniformly with the word's rank, as the vocabulary is in order of
-        frequency. The special words never fit; the word at that place is left out unless `keep_word`.
+        p(w | left, right) is taken as proportional to p(w | left) p(w | right) / p(w), which is exact if left and right
+        are independent given w. p(w) is log-uniform in the word's rank, as the vocabulary is sorted by frequency. The
+        special words are excluded.
+
+        Args:
+            tokens: The sentence.
+            position: Index of the token to replace.
+            k: Number of words; fewer are returned if the vocabulary is smaller.
+            keep_word: Also return the token itself.
+
+        Returns:
+            The words with their log-probabilities.
+
+        Raises:
+            ValueError: If there is no such position, or k is less than 1.
         """
         if not 0 <= position < len(tokens):
             raise ValueError(f"position is {position}, the sentence has tokens 0 to {len(tokens) - 1}")
@@ -118,7 +146,7 @@ class Scorer:
         return [Substitute(vocabulary.words[word], log_prob) for word, log_prob in words]
 
     def _top_layers(self, sentences: Sequence[Sentence], batch_tokens: int | None) -> Iterator[tuple[Batch, Tensor]]:
-        """Batches and their top layer (B, T+2, 2P), boundaries included."""
+        """Batches and their top layers (B, T+2, 2P), with boundaries."""
         batches = self.runner.run(
             self.bilm,
             sentences,
@@ -132,6 +160,7 @@ class Scorer:
 
     @torch.no_grad()
     def _score(self, sentences: list[list[str]], top: Tensor) -> Iterator[TokenLogProbs]:
+        """Scores of each sentence from the top layer (B, T+2, 2P)."""
         width, vocabulary = self.bilm.config.projection_dim, self.vocabulary
         targets = np.full((len(sentences), top.shape[1]), vocabulary.eos_id, np.int64)
         targets[:, 0] = vocabulary.bos_id
@@ -152,7 +181,14 @@ class Scorer:
 
 
 def perplexity_of(log_probs: Sequence[TokenLogProbs]) -> Perplexity:
-    """The perplexity of scored sentences, each one's end (and start, backward) counted as one more token."""
+    """The perplexity of scored sentences. Each sentence counts one boundary per direction in addition to its tokens.
+
+    Args:
+        log_probs: Scores of at least one sentence.
+
+    Raises:
+        ValueError: If there are no sentences.
+    """
     if not log_probs:
         raise ValueError("no sentences: a perplexity needs at least one")
     forward = sum(float(scores.forward.sum()) + scores.forward_end for scores in log_probs)
@@ -161,14 +197,21 @@ def perplexity_of(log_probs: Sequence[TokenLogProbs]) -> Perplexity:
 
 
 def perplexity_of_sums(forward: float, backward: float, count: int) -> Perplexity:
-    """From sums of log-probabilities over `count` predictions in each direction."""
+    """The perplexity of summed log-probabilities.
+
+    Args:
+        forward: Sum of the log-probabilities of the forward direction.
+        backward: Sum of the log-probabilities of the backward direction.
+        count: Number of predictions in each direction.
+    """
     return Perplexity(
-        forward=_exp(-forward / count),
-        backward=_exp(-backward / count),
-        both=_exp(-(forward + backward) / (2 * count)),
+        forward=perplexity_of_loss(-forward / count),
+        backward=perplexity_of_loss(-backward / count),
+        both=perplexity_of_loss(-(forward + backward) / (2 * count)),
         num_tokens=count,
     )
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700.0 else math.inf
+def perplexity_of_loss(loss: float) -> float:
+    """exp(loss); infinity if that is too large for a float."""
+    return math.exp(loss) if loss < 700.0 else math.inf

@@ -1,7 +1,7 @@
-"""What a run reads and what it starts from: the vocabulary, the prepared text, and a model with its first weights.
+"""The data of a run and its initial model.
 
-Enters: the run's settings, and the files of a model to go on from, if any.  Leaves: corpora that lie under the run's
-folder where text was given, and a `LanguageModel`.
+Input: the settings of a run, and the files of a model to fine-tune, if any.  Output: the vocabulary, the prepared
+corpora (in the run's folder, unless they were prepared before), and a `LanguageModel` with its initial weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ class Data:
 
 
 def open_data(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | None) -> Data:
-    """The vocabulary and the corpora, prepared under the run's folder where they are still text."""
+    """Open the vocabulary and the corpora; text is prepared in the run's folder first.
+
+    Args:
+        config: Settings of the run.
+        model: Sizes of the biLM.
+        initial: Model to fine-tune; its vocabulary is used unless the settings name another one.
+
+    Raises:
+        ValueError: If there is no text, or a prepared corpus has another vocabulary.
+    """
     folder = Path(config.out) / "corpus"
     counted = folder / "vocabulary.txt"
     if config.vocabulary is not None:
@@ -39,7 +48,7 @@ def open_data(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | N
     elif counted.exists():
         vocabulary = Vocabulary.load(counted)
     elif _is_prepared(config.train):
-        raise ValueError(f"{config.train} is prepared already: give the vocabulary file that it was prepared with")
+        raise ValueError(f"{config.train} is already prepared: give the vocabulary file that it was prepared with")
     else:
         size = config.vocabulary_size or model.num_words
         vocabulary = build_vocabulary(
@@ -51,7 +60,7 @@ def open_data(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | N
     def corpus(paths: str | tuple[str, ...], name: str) -> Corpus:
         if _is_prepared(paths):
             return Corpus.open(str(paths), vocabulary=vocabulary)
-        if (folder / name / "corpus.json").exists():  # the recipe is the same, so the text is
+        if (folder / name / "corpus.json").exists():  # made by this run before
             return Corpus.open(folder / name, vocabulary=vocabulary)
         return prepare(
             _paths(paths),
@@ -76,23 +85,42 @@ def _paths(paths: str | tuple[str, ...]) -> list[str]:
 def make_model(
     config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | None, vocabulary: Vocabulary
 ) -> LanguageModel:
-    """Fresh weights by the seed, then those of `initial`."""
+    """Initialize the model by the seed, then load the weights of `initial`.
+
+    Args:
+        config: Settings of the run.
+        model: Sizes of the biLM.
+        initial: Model to fine-tune, or None. Its output layer is used if its vocabulary is the same.
+        vocabulary: Words to predict.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        made = LanguageModel(model, len(vocabulary))
+        language_model = LanguageModel(model, len(vocabulary))
     if initial is not None:
         weights = {name: tensor for name, tensor in initial.weights.items() if not name.startswith("mixes.")}
-        made.bilm.load_state_dict(weights)
+        language_model.bilm.load_state_dict(weights)
         known = initial.vocabulary
         if initial.softmax is not None and known is not None and known.digest == vocabulary.digest:
-            made.output.load_state_dict(initial.softmax)
-    return made
+            language_model.output.load_state_dict(initial.softmax)
+    return language_model
 
 
 def fit_word_table(model: BiLMConfig, vocabulary: Vocabulary, initial: ModelFiles | None) -> BiLMConfig:
-    """A word-level biLM has one row for each word of its vocabulary, which may turn out smaller than asked for."""
+    """Fit the word table of a word-level biLM to its vocabulary, which may be smaller than asked for.
+
+    Args:
+        model: Sizes of the biLM.
+        vocabulary: Words of the run.
+        initial: Model to fine-tune, whose table cannot change.
+
+    Returns:
+        The sizes, with one row per word.
+
+    Raises:
+        ValueError: If the vocabulary does not fit the table, or the model has a lexicon.
+    """
     if model.num_lexicon_characters is not None:
-        raise ValueError("a model with a lexicon of its own (ELMoForManyLangs) gives vectors; it is not trained here")
+        raise ValueError("a model with a lexicon of its own (ELMoForManyLangs) cannot be trained")
     if model.num_words is None:
         return model
     if len(vocabulary) > model.num_words or (initial is not None and len(vocabulary) != model.num_words):

@@ -341,14 +341,8 @@ class _Run:
         forward, backward, both, num_tokens = numbers.tolist()
         is_best = self.state.add_measurement([forward, backward, both, num_tokens])
         if metrics is not None:
-            metrics.write(
-                self.state.step,
-                {
-                    "heldout_perplexity": both,
-                    "heldout_forward_perplexity": forward,
-                    "heldout_backward_perplexity": backward,
-                },
-            )
+            directions = {"heldout_forward_perplexity": forward, "heldout_backward_perplexity": backward}
+            metrics.write(self.state.step, {"heldout_perplexity": both, **directions})
             if is_best:
                 self._save_model()
 
@@ -365,9 +359,7 @@ class _Run:
                 "standing": dataclasses.asdict(self.state),
                 "position": dataclasses.asdict(self.position),
                 "metrics_bytes": metrics.sync(),
-                "places": {
-                    name: [begin, *shape] for name, (begin, shape) in self.learner.optimizer.flat.places.items()
-                },
+                "places": self.learner.optimizer.flat.layout(),
             }
             on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
             self.snapshots.save(Snapshot(self.state.step, on_host, values))

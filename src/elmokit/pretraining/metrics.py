@@ -1,7 +1,7 @@
-"""The numbers of a run, as they come: metrics.jsonl, speed.jsonl and, where it is installed, TensorBoard's events.
+"""Metrics of a run as files: metrics.jsonl, speed.jsonl and, where it is installed, TensorBoard events.
 
-metrics.jsonl holds nothing that depends on the clock, and is cut back to the checkpoint that a run goes on from: so a
-run that was killed has the same lines as one that was not.
+Input: numbers per step.  Output: one JSON line per step.  metrics.jsonl does not depend on the clock, and is truncated
+when a run resumes from a checkpoint: a run that was killed has the same lines as one that was not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ METRICS_FILE, SPEED_FILE = "metrics.jsonl", "speed.jsonl"
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cut off what was written after the checkpoint: those steps are done again."""
+    """Truncate a file to `size` bytes: steps after the checkpoint are done again."""
     if path.exists() and path.stat().st_size > size:
         os.truncate(path, size)
 
 
 class Metrics:
-    """metrics.jsonl, speed.jsonl and, where it is installed, TensorBoard's events."""
+    """Writes metrics.jsonl, speed.jsonl and TensorBoard events.
+
+    Args:
+        out: The run's folder.
+        tensorboard: Write TensorBoard events, if TensorBoard is installed.
+    """
 
     def __init__(self, out: Path, tensorboard: bool) -> None:
         self._metrics = open(out / METRICS_FILE, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
@@ -41,22 +46,24 @@ class Metrics:
             self._board.close()
 
     def write(self, step: int, values: dict[str, float]) -> None:
+        """Add a line to metrics.jsonl."""
         self._metrics.write(json.dumps({"step": step, **values}) + "\n")
         self._metrics.flush()
-        self._draw(step, values)
+        self._add_events(step, values)
 
     def write_speed(self, step: int, tokens_per_second: float) -> None:
+        """Add a line to speed.jsonl."""
         self._speed.write(json.dumps({"step": step, "tokens_per_second": tokens_per_second}) + "\n")
         self._speed.flush()
-        self._draw(step, {"tokens_per_second": tokens_per_second})
+        self._add_events(step, {"tokens_per_second": tokens_per_second})
 
     def sync(self) -> int:
-        """Let the lines reach the disk; how many bytes they are."""
+        """Flush metrics.jsonl to disk and return its size in bytes."""
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         return os.fstat(self._metrics.fileno()).st_size
 
-    def _draw(self, step: int, values: dict[str, float]) -> None:
+    def _add_events(self, step: int, values: dict[str, float]) -> None:
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)

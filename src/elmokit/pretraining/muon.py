@@ -1,12 +1,12 @@
-"""Muon: an update of a matrix is its momentum made orthogonal, so that every direction moves by the same length.
+"""The Muon optimizer: the update of a matrix is its orthogonalized momentum.
 
-Input: by name, the matrices of a biLM, their gradients and the running means of these, each kind in one tensor
-(`optimizers.FlatParameters`).  Output: changed matrices and means.  Each gate of each direction of an LSTM is a matrix
-of its own; so are projections and highways.  The output layer, convolutions, tables and biases are AdamW's, at the same
-learning rate: the scale of an update makes it about as long as one of AdamW.
+Input: the matrices of a biLM with their names, their gradients, and the running means of the gradients.  Output:
+updated matrices and means.  Each gate of each direction of an LSTM is a matrix of its own; so are projections and
+highways.  The output layer, convolutions, tables and biases are updated by AdamW with the same learning rate: `SCALE`
+makes an update of Muon about as large as one of AdamW.
 
-Matrices of one shape are one batch, wide ones and tall ones transposed together, so that a step is few launches.
-Jordan et al. (2024) for the method and its numbers, Liu et al. (2025, arXiv 2502.16982) for the scale.
+Matrices of the same shape are updated as one batch, tall ones transposed, to launch few kernels.
+The method and its coefficients are of Jordan et al. (2024), the scale of Liu et al. (2025, arXiv 2502.16982).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 MOMENTUM = 0.95
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: they bring all singular values near 1 in few steps
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: a few steps bring all singular values near 1
 NUM_STEPS = 5
 SCALE = 0.2
 GATES = ("input_weight", "recurrent_weight")
@@ -27,21 +27,27 @@ MATRICES = (*GATES, "projection", "projection.weight", "transform.weight", "carr
 
 
 def is_matrix(name: str) -> bool:
-    """Whether Muon changes the parameter of this name in a `step.LanguageModel`."""
+    """Whether Muon updates the parameter of this name in a `step.LanguageModel`."""
     return name.startswith("bilm.") and name.endswith(MATRICES)
 
 
 def as_matrices(name: str, parameter: Tensor) -> Tensor:
-    """A parameter seen as wide matrices (..., rows, columns): the gates apart, tall matrices transposed."""
+    """View a parameter as wide matrices (..., rows, columns): one per gate; tall matrices are transposed."""
     if name.endswith(GATES):
         parameter = parameter.view(*parameter.shape[:-1], 4, -1).transpose(-3, -2)  # (D, P, 4C) -> (D, 4, P, C)
     return parameter.mT if parameter.shape[-2] > parameter.shape[-1] else parameter
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Wide matrices (n, rows, columns) with their singular values brought near 1, by Newton-Schulz steps.
+    """Bring the singular values of matrices near 1, by Newton-Schulz steps.
 
-    On a GPU the products are in bfloat16: only directions matter here, and those roughly.
+    On a GPU the products are in bfloat16: the update needs directions only, and no high precision.
+
+    Args:
+        matrices: Wide matrices (n, rows, columns).
+
+    Returns:
+        (n, rows, columns).
     """
     a, b, c = COEFFICIENTS
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
@@ -55,13 +61,18 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def move_means(gradients: Tensor, means: Tensor) -> None:
-    """Move the means towards the gradients, and the gradients, in place, to where the means will be: Nesterov's."""
+    """Update the means by the gradients, and turn the gradients into Nesterov momentum, both in place."""
     means.lerp_(gradients, 1 - MOMENTUM)
     gradients.lerp_(means, MOMENTUM)
 
 
 def update(parameters: Iterable[tuple[str, Tensor, Tensor]], rate: Tensor) -> None:
-    """Change the values of (name, value, momentum) triples in place."""
+    """Update matrices in place.
+
+    Args:
+        parameters: (name, value, momentum) of each matrix.
+        rate: Learning rate ().
+    """
     groups: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for name, value, momentum in parameters:
         matrices = as_matrices(name, momentum)

@@ -66,10 +66,10 @@ class FlatParameters:
     def __init__(self, model: nn.Module, separate: Collection[str], muon_names: Collection[str]) -> None:
         named = dict(model.named_parameters())
         order = sorted(named, key=lambda name: (name in separate, name not in muon_names, named[name].ndim < 2))
-        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._begins: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = self.num_muon = self.num_decayed = self.num_dense = 0
         for name in order:
-            self.places[name] = end, tuple(named[name].shape)
+            self._begins[name] = end, tuple(named[name].shape)
             end += -(-named[name].numel() // ALIGNMENT) * ALIGNMENT
             if name not in separate:
                 self.num_dense = end
@@ -82,9 +82,13 @@ class FlatParameters:
         for name, parameter in named.items():
             parameter.data = self.view(self.values, name).copy_(parameter.data)
 
+    def layout(self) -> dict[str, list[int]]:
+        """[first element, *shape] of each parameter in the tensor, as JSON values."""
+        return {name: [begin, *shape] for name, (begin, shape) in self._begins.items()}
+
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """The part of a tensor of this layout that belongs to one parameter."""
-        begin, shape = self.places[name]
+        """The part of a tensor of this layout that belongs to one parameter, in its shape."""
+        begin, shape = self._begins[name]
         return flat[begin : begin + math.prod(shape)].view(shape)
 
 

@@ -1,7 +1,7 @@
-"""CUDA graphs of a training step: recorded once for each shape, then replayed.
+"""CUDA graphs of a training step: recorded once per shape, then replayed.
 
-Input: the parts of a step, as functions without arguments, and the batches they read.  Output: the same work, without
-its launches.  Nothing in a part may wait for the device or depend on a value.
+Input: the parts of a step, as functions without arguments, and the batches they read.  Output: the same results, with
+one launch per part.  A part must not wait for the device or depend on a value.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from elmokit.pretraining.batches import Batch
 
 logger = logging.getLogger(__name__)
 
-EAGER_STEPS = 2  # steps of a shape before it is recorded: they compile kernels and allocate workspaces
+EAGER_STEPS = 2  # steps of a shape before it is recorded, which compile kernels and allocate workspaces
 
 
 class GraphRecorder:
-    """Runs the parts of a step on a GPU: the first steps of a shape eagerly, the others as recorded graphs.
+    """Runs the parts of a step on a GPU: eagerly for the first steps of a shape, then as recorded graphs.
 
     Args:
         device: The GPU.
@@ -38,17 +38,17 @@ class GraphRecorder:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Work inside runs on the recorder's own stream."""
-        self._stream.wait_stream(torch.cuda.current_stream())  # where weights were made, restored or measured
+        """Run the work inside this context on the recorder's own stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())  # weights may have been made, loaded or measured there
         with torch.cuda.stream(self._stream):
             yield
 
     def place(self, batches: list[Batch]) -> list[Batch]:
-        """Copy batches to where the graphs read them; new shapes drop the graphs of the old ones."""
+        """Copy batches into the tensors that the graphs read; new shapes discard the graphs."""
         tensors = [tensor for batch in batches for tensor in batch.tensors()]
         shapes = [tensor.shape for tensor in tensors]
         if shapes != self._shapes:
-            self._stream.synchronize()  # the graphs and the batches that it may still be reading go away
+            self._stream.synchronize()  # it may still read the old batches
             device = self._stream.device
             self._placed = [
                 Batch(
@@ -65,7 +65,7 @@ class GraphRecorder:
         return self._placed
 
     def run(self, name: str, part: Callable[[], None]) -> None:
-        """Run a part, or replay it."""
+        """Run a part, or replay its graph."""
         if not self._works or self._num_steps <= EAGER_STEPS:
             part()
             return
@@ -74,7 +74,7 @@ class GraphRecorder:
             for generator in self._generators:
                 graph.register_generator_state(generator)
             try:
-                # the loader's thread pins memory meanwhile, which only this mode allows
+                # the only mode in which the loader's thread may pin memory during the recording
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                     part()
             except RuntimeError as error:

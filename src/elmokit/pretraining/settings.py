@@ -1,112 +1,123 @@
-"""How a biLM is trained: every choice of a run, flat, with its default, and the recipe file that holds them.
+"""Settings of a training run, and the recipe files that hold them.
 
-Enters: a TOML file (settings at the top, the biLM's sizes in a table `[model]`), or the recipe.json that a run leaves,
-and `key=value` overrides.
-Leaves: a `PretrainConfig` and a `BiLMConfig`; an unknown key, a wrong type or values that do not fit together are a
-ValueError that names the file and the key.
+Input: a TOML file (settings at the top, the sizes of the biLM in a table `[model]`), the recipe.json of a run, or
+arguments of `pretrain`; and `key=value` overrides.  Output: a `PretrainConfig` and a `BiLMConfig`.  An unknown key, a
+wrong type or a value out of range is a ValueError that names the file and the key.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from elmokit.config import BiLMConfig
 from elmokit.settings import check_types, from_mapping, read_recipe, read_setting
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """One training run.  The defaults are the published recipe (Peters et al., 2018; bilm-tf) on one process."""
+    """Settings of one training run.
+
+    The defaults are the published training (Peters et al., 2018; bilm-tf). In a recipe, None is written as `null` in
+    JSON, and as a missing key in TOML.
+    """
 
     train: str | tuple[str, ...]
-    """Text files (paths or globs; see `corpus`), or one folder that `elmokit prepare` made."""
+    """Training text: files (paths or globs), or one folder made by `elmokit prepare`."""
     out: str
-    """The run's folder: the best model so far, its checkpoints, metrics.jsonl, and the prepared corpus."""
+    """The run's folder: the best model so far, checkpoints, metrics, and the prepared corpus."""
     heldout: str | tuple[str, ...] | None = None
-    """Text, or a prepared folder, whose perplexity is measured; null: none is."""
+    """Held-out text, or a prepared folder, whose perplexity is measured. Default: None."""
     vocabulary: str | None = None
-    """Vocabulary file; null: counted from the training text.  A prepared folder needs the file it was made with."""
+    """Vocabulary file. A prepared folder needs the file it was made with. Default: counted from the training text."""
     vocabulary_size: int | None = None
-    """Words of a vocabulary that is counted, its three specials included; null: all."""
+    """Largest size of a counted vocabulary, including its three special words. Default: no limit."""
     min_count: int = 1
-    """A counted vocabulary leaves out words that occur less often."""
+    """A counted vocabulary excludes words that occur fewer times than this."""
     tokenized: bool | Literal["characters"] = False
-    """The text is tokenized already: words are what stands between spaces; or each character is a token."""
+    """How the text is split into tokens. False: by the Penn Treebank rules. True: at spaces, for text that is already
+    tokenized. "characters": each character is a token. The model records this as its tokenizer. For a prepared folder,
+    set what `elmokit prepare` was called with."""
 
     batch_size: int = 384
-    """Rows of a step, in all processes together."""
+    """Number of rows per batch, in all processes together."""
     unroll: int = 20
-    """Tokens of a row in one step; the LSTM state goes on from step to step, gradients do not."""
+    """Number of tokens per row and batch. The LSTM state is carried to the next batch, gradients are not."""
     accumulation: int = 1
-    """Batches, one after the other, whose gradients make one update."""
+    """Number of batches per update; their gradients are averaged."""
     steps: int | None = None
-    """Updates in all; null: as many as `epochs` need."""
+    """Number of updates. Default: as many as `epochs` need."""
     epochs: float = 10.0
-    """Passes over the training text; not read where `steps` is given."""
+    """Number of passes over the training text. Ignored if `steps` is set."""
 
     loss: Literal["sampled", "full"] = "sampled"
-    """Softmax over `num_negatives` words and the target, or over the whole vocabulary."""
+    """"sampled": softmax over the target and `num_negatives` sampled words. "full": over the vocabulary."""
     num_negatives: int = 8192
-    """Words drawn for the sampled softmax, for each batch and direction anew."""
+    """Number of negatives of the sampled softmax, drawn per batch and direction."""
     state_reset: float = 0.0
-    """Share of the rows, drawn anew at each step, that begin it with a state of zeros.  The published training never
-    resets, so a model may not know what to do with the zeros that a single sentence starts from; a few percent help."""
+    """Probability that a row starts a batch with a zero LSTM state. The published training never resets the state; with
+    a few percent the model learns to read single sentences, which start from a zero state."""
     dropout: float = 0.1
-    """Share of each LSTM's input and of the last output that is set to zero."""
+    """Dropout probability of the input of each LSTM layer and of the output of the last one."""
 
     optimizer: Literal["adagrad", "adamw", "muon"] = "adagrad"
-    """"muon": Muon for the matrices of LSTMs, highways and projections, AdamW for all else. Under the sampled softmax
-    the output layer, of which a step touches few rows, takes Adagrad in any case."""
+    """"muon": Muon for the matrices of LSTMs, highways and projections, AdamW for all other parameters. Under the
+    sampled softmax the output layer always uses Adagrad, because an update changes only some of its rows."""
     learning_rate: float = 0.2
+    """Learning rate after the warm-up."""
     warmup_steps: int = 0
-    """Updates over which the learning rate rises from 0."""
+    """Number of updates over which the learning rate rises linearly from 0."""
     final_rate: float = 1.0
-    """The learning rate falls along a cosine to this share of itself; 1 keeps it constant."""
+    """Fraction of the learning rate at the last step, reached along a cosine. 1 keeps the learning rate constant."""
     output_learning_rate: float | None = None
-    """Adagrad's rate for the output layer under the sampled softmax; null: `learning_rate`."""
+    """Learning rate of the output layer under the sampled softmax. Default: `learning_rate`."""
     initial_accumulator: float = 1.0
-    """What Adagrad's sums of squares start at."""
+    """Initial value of Adagrad's sums of squares."""
     betas: tuple[float, float] = (0.9, 0.99)
-    """AdamW's decay of the means of gradients and of their squares."""
+    """AdamW's decay rates of the means of gradients and of squared gradients."""
     eps: float = 1e-9
-    """AdamW's."""
+    """AdamW's term added to the denominator."""
     weight_decay: float = 0.0
-    """AdamW's and Muon's, on matrices."""
+    """Decoupled weight decay of matrices, for AdamW and Muon."""
     clip_norm: float = 10.0
-    """Largest norm of all gradients together, those of Adagrad being of the loss x unroll; inf: any."""
+    """Largest norm of all gradients together; larger gradients are scaled down. inf: no clipping. With Adagrad the
+    gradients are those of loss x unroll, as published."""
     ema_decay: float | None = None
-    """Decay of the running average of the weights, which is then what is evaluated and saved; null: no average."""
+    """Decay of a running average of the weights, which is then evaluated and saved. Default: no average."""
 
     eval_every: int = 1000
-    """Updates between two measurements of the held-out perplexity."""
+    """Number of updates between two measurements of the held-out perplexity."""
     eval_batch_size: int = 32
-    """Runs of text, side by side, that the held-out text is cut into."""
+    """Number of rows that the held-out text is split into; the state is carried along a row."""
     patience: int | None = None
-    """Stop after so many measurements in a row without a better one; null: never."""
+    """Stop after this many measurements in a row without a better one. Default: do not stop early."""
     checkpoint_every: int = 1000
-    """Updates between two checkpoints."""
+    """Number of updates between two checkpoints."""
     log_every: int = 100
-    """Updates between two lines of metrics."""
+    """Number of updates between two lines of metrics."""
     tensorboard: bool = True
-    """Write events for TensorBoard too, where it is installed: pip install "elmokit[train]"."""
+    """Also write TensorBoard events, if it is installed: pip install "elmokit[train]"."""
 
     seed: int = 1
+    """Seed of the initial weights, the order of documents, dropout and negatives."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the products; weights, sums and cells are float32 in either case."""
+    """Data type of matrix products. Weights, sums and cell states are float32."""
     device: str = "auto"
-    """"cpu", "cuda", "cuda:1"; "auto": a GPU where there is one."""
+    """"cpu", "cuda", "cuda:1", or "auto": a GPU if there is one."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        least = {
+        lower_bounds = {
             "batch_size": 1, "unroll": 1, "accumulation": 1, "num_negatives": 1, "min_count": 1, "warmup_steps": 0,
             "eval_every": 1, "eval_batch_size": 1, "checkpoint_every": 1, "log_every": 1, "seed": 0, "weight_decay": 0,
             "steps": 1, "patience": 1, "vocabulary_size": 4, "initial_accumulator": 0, "eps": 0,
         }  # fmt: skip
-        for name, bound in least.items():
+        for name, bound in lower_bounds.items():
             value = getattr(self, name)
             if value is not None and not value >= bound:
                 raise ValueError(f"{name} must be at least {bound}, not {value}")
@@ -126,11 +137,44 @@ class PretrainConfig:
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: name a file or a folder")
         if self.patience is not None and self.heldout is None:
-            raise ValueError(f"patience is {self.patience}, but there is no heldout text to measure: give heldout")
+            raise ValueError(f"patience is {self.patience}, but heldout is not set: patience needs held-out text")
+
+
+def make_config(
+    train: Paths, out: str | os.PathLike[str], heldout: Paths | None, settings: dict[str, Any]
+) -> PretrainConfig:
+    """Make a `PretrainConfig` from the arguments of `pretrain`.
+
+    Args:
+        train: Training text.
+        out: The run's folder.
+        heldout: Held-out text, or None.
+        settings: Values of other fields.
+
+    Raises:
+        ValueError: If a field is unknown or a value is not valid.
+    """
+
+    def as_setting(paths: Paths) -> str | list[str]:
+        return str(paths) if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
+
+    paths = {"train": as_setting(train), "out": str(out), "heldout": None if heldout is None else as_setting(heldout)}
+    return from_mapping(PretrainConfig, {**paths, **settings}, source="pretrain")
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[PretrainConfig, BiLMConfig]:
-    """Read a recipe; an override is `key=value`, or `model.key=value` for the biLM, the value as TOML or plain text."""
+    """Read a recipe.
+
+    Args:
+        path: A TOML or JSON file, or the name of a recipe in the package: "tiny".
+        overrides: `key=value` for a setting, `model.key=value` for a size of the biLM. The value is TOML or plain text.
+
+    Returns:
+        The settings of the run and the sizes of the biLM.
+
+    Raises:
+        ValueError: If there is no such recipe, a key is unknown or a value is not valid.
+    """
     source, values = str(path), read_recipe(path)
     for override in overrides:
         try:

@@ -32,7 +32,6 @@ from elmokit.pretraining.processes import Processes
 from elmokit.pretraining.recorder import GraphRecorder
 from elmokit.pretraining.settings import PretrainConfig
 
-
 CARRIED = ("hidden", "cell")  # tensors that hold the LSTM state, whose third dimension are rows
 
 
