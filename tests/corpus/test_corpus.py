@@ -145,7 +145,7 @@ def test_a_foreign_vocabulary_holds_the_specials_anywhere_and_its_end_mark_has_n
     [
         (b"<S>\n</S>\nthe\n", "<UNK> is missing"),
         (b"the\n", "<S>, </S>, <UNK> is missing"),
-        (b"<S>\n</S>\n<UNK>\nthe\nof\nthe\n", "'the' is there twice, on lines 4 and 6"),
+        (b"<S>\n</S>\n<UNK>\nthe\nof\nthe\n", "'the' occurs twice, on lines 4 and 6"),
         (b"<S>\n</S>\n\n<UNK>\n", "line 3 is empty"),
         (b"", "line 1 is empty"),
         (b"<S>\n</S>\n<UNK>\ncaf\xe9\n", "line 4 is not UTF-8: b'caf\\\\xe9'"),

@@ -537,7 +537,7 @@ def test_the_regulariser_is_the_sum_of_squares_of_the_weights_alone():
 
 
 def test_a_mix_of_another_number_of_layers_is_refused():
-    with pytest.raises(ValueError, match="this mix weighs 3 layers, 2 came"):
+    with pytest.raises(ValueError, match="this mix has weights for 3 layers, not 2"):
         ScalarMix(3)(torch.zeros(2, 1, 1, 4), torch.ones(1, 1, dtype=torch.bool))
 
 

@@ -45,7 +45,7 @@ def nltk_tokens(text: str) -> list[tuple[str, int, int]]:
 @pytest.fixture
 def no_memory() -> None:
     """Nothing tokenized before counts."""
-    for memory in (characters._first, characters._inside, characters._last, characters._whole):
+    for memory in (characters._first, characters._inside, characters._last, characters._only):
         memory.clear()
 
 

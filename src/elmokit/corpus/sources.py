@@ -1,8 +1,8 @@
 """Text files as blocks of lines, and blocks as sentences.
 
-Input: .txt, .gz, .xz, .zst and .parquet files with one sentence per line.  A blank line ends a document; so does the end
-of a file or of a row of a parquet file.  Output: blocks of bytes, so that one process can read while others work;
-`sentences` splits a block into tokens.
+Input: .txt, .gz, .xz, .zst and .parquet files with one sentence per line.  A document ends at a blank line, at the end
+of a file and at the end of a row of a parquet file.  Output: blocks of bytes, so that one process reads
+while others work; `sentences` splits a block into tokens.
 """
 
 from __future__ import annotations

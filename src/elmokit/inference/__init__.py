@@ -1,1 +1,9 @@
-"""Sentences run through a biLM: batches, the cache of word vectors, scores."""
+"""Inference: sentences run through a biLM.
+
+batches.py     sentences -> batches by length
+word_cache.py  a cache of context-free word vectors
+runner.py      sentences -> batches with every layer's vectors
+views.py       the argument `layers=`
+vectors.py     arithmetic on vectors
+scores.py      log-probabilities, perplexity, substitutes
+"""

@@ -1,8 +1,8 @@
-"""Sentences run through a biLM: the one route that vectors, scores, tasks, probes and the server share.
+"""Sentences run through a biLM; vectors, scores, tasks, probes and the server use this.
 
-Input: sentences, strings or token lists.  Output: batches of them with every layer's vectors.  Batches are made by
-length within a token budget, the next sentences are tokenized while the network runs, context-free word vectors are
-kept from call to call, state is carried where asked for, and a batch that does not fit into memory runs in halves.
+Input: sentences, strings or token lists.  Output: batches of sentences with every layer's vectors.  Batches are made by
+length, the next sentences are tokenized while the network runs, context-free word vectors are cached between calls,
+state is carried if asked for, and a batch that does not fit into memory is split in halves.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
 StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
 
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padded tokens of one batch
-SENTENCES_AT_ONCE = 16384  # tokenized and sorted by length together, while the ones before them run
-CARRIED_ROWS = 64  # rows of a batch whose state is carried, unless batch_size says otherwise
-CACHED_WORDS = 65536
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # largest number of padded tokens per batch
+SENTENCES_AT_ONCE = 16384  # number of sentences that are tokenized and sorted by length together
+CARRIED_ROWS = 64  # default number of rows per batch if state is carried
+CACHED_WORDS = 65536  # capacity of the cache of word vectors
 
 
 class Runner:
-    """What a model remembers between calls, and how a list of sentences becomes batches.
+    """Runs sentences through a biLM; keeps the cache of word vectors and the carried state between calls.
 
     Args:
         word_ids: How words become ids.
-        tokenizer: How strings are cut.
-        state: "stateless", or "carry": each row of a batch starts where the same row of the batch before it ended.
+        tokenizer: How strings are split into tokens.
+        state: "stateless": every sentence starts from a zero state. "carry": each row of a batch starts with the state
+            in which the same row of the batch before ended.
+
+    Raises:
+        ValueError: If `state` is neither.
     """
 
     def __init__(self, word_ids: WordIds, tokenizer: Tokenizer, state: StateRule) -> None:
@@ -58,7 +62,7 @@ class Runner:
         self._state: StateRule = rule
 
     def reset_state(self) -> None:
-        """Forget the carried state."""
+        """Reset the carried state to zeros."""
         with self._lock:
             self._carried = None
 
@@ -67,7 +71,7 @@ class Runner:
         self._words.forget()
 
     def embed_words(self, bilm: BiLM, words: Sequence[str]) -> Tensor:
-        """(N, P): context-free vectors of words, not from the cache."""
+        """Context-free vectors (N, P) of N words, without the cache."""
         return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
 
     @torch.no_grad()
@@ -86,15 +90,18 @@ class Runner:
 
         Args:
             bilm: The network.
-            sentences: Strings, which the tokenizer cuts, or token lists.
+            sentences: Strings, which are tokenized, or token lists.
             batch_size: Largest number of sentences per batch.
-            batch_tokens: Largest number of padded tokens per batch; by default what suits the device.
-            keep_boundaries: Leave the boundary tokens in the output.
-            use_cache: Keep context-free word vectors for later calls. Not for weights that change at every step.
-            ignore_state: Read each sentence on its own, also where state is carried.
+            batch_tokens: Largest number of padded tokens per batch. Default: by device.
+            keep_boundaries: Keep the boundary tokens in the output.
+            use_cache: Cache context-free word vectors for later calls. Do not use it while the weights are trained.
+            ignore_state: Start every sentence from a zero state, also if state is carried.
 
         Yields:
-            A batch and its output, in the order that they ran.
+            A batch and its output, in the order of running.
+
+        Raises:
+            ValueError: If a size is less than 1, or an element is not a sentence.
         """
         for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
             if value is not None and value < 1:
@@ -102,12 +109,12 @@ class Runner:
         device = next(bilm.parameters()).device
         budget: int | None
         carry = self.state == "carry" and not ignore_state
-        if carry:  # batches as they come: a row's place matters
+        if carry:  # batches in order: a row continues the same row of the batch before
             budget, batch_size = None, batch_size or CARRIED_ROWS
             bounds = [*range(0, len(sentences), batch_size), len(sentences)]
         else:
             budget = batch_tokens or TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
-            # the first window is small: nothing runs until it is ready
+            # the first window is small, because the network waits for it
             bounds = [0, *range(SENTENCES_AT_ONCE // 8, len(sentences), SENTENCES_AT_ONCE), len(sentences)]
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
@@ -127,12 +134,12 @@ class Runner:
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
     def _token_vectors(self, bilm: BiLM, batch: Batch, use_cache: bool) -> tuple[Tensor, Tensor]:
-        """Context-free vectors (T, B, P) of a batch, time first, boundaries included; and its lengths (B,)."""
+        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,)."""
         lengths = np.array(batch.lengths)
         words = [BOS_TOKEN, EOS_TOKEN, *chain.from_iterable(batch.tokens)]
 
-        def place(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Slots as rows of time (T, B): <S>, the sentence, </S>; what follows is not read."""
+        def arrange(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            """Slots of all words as (T, B): <S>, the sentence, </S>, padding."""
             grid = np.full((lengths.max() + 2, len(lengths)), slots[1])
             grid[0] = slots[0]
             starts = lengths.cumsum() - lengths
@@ -145,15 +152,21 @@ class Runner:
 
         device = next(bilm.parameters()).device
         if use_cache:
-            vectors = self._words.lookup(words, embed, place, _weights_key(bilm))
+            vectors = self._words.lookup(words, embed, arrange, _weights_key(bilm))
         else:
             distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
-            grid = place(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
+            grid = arrange(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
             vectors = embed(list(distinct))[to_device(torch.from_numpy(grid), device)]
         return vectors, to_device(torch.from_numpy(lengths + 2), device)
 
     def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
-        """Run with no state; or, where state is carried, with the state in which the rows ended last time."""
+        """Run a batch with the carried state, and keep the state after it.
+
+        Args:
+            bilm: The network.
+            num_rows: Number of rows of the batch.
+            run: Runs the batch from a state; None is a zero state.
+        """
         if self.state == "stateless":
             return run(None)
         with self._lock:
@@ -165,13 +178,13 @@ class Runner:
             output = run(fresh)
             kept = []
             for new, old in zip(output.state, self._carried or output.state, strict=True):
-                # rows that this batch did not use keep their state
+                # rows beyond this batch keep their state
                 kept.append(torch.cat([new.detach(), old[:, :, num_rows:].to(new)], dim=2))
             self._carried = BiLMState(*kept)
             return output
 
     def __getstate__(self) -> dict[str, Any]:
-        """Locks and caches stay behind when a model is copied or sent to another process."""
+        """Locks and caches are not copied with a model."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_words")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -183,7 +196,7 @@ class Runner:
 def _run_batch(
     batch: Batch, contextualize: Callable[[Batch], BiLMOutput], *, can_split: bool
 ) -> Iterator[tuple[Batch, BiLMOutput]]:
-    """Run the batch; where memory does not suffice, its halves."""
+    """Run a batch; if memory runs out, run its halves."""
     try:
         yield batch, contextualize(batch)
         return
@@ -196,7 +209,7 @@ def _run_batch(
 
 
 def _weights_key(bilm: BiLM) -> tuple[Any, ...]:
-    """Changes whenever the weights that make context-free vectors do."""
+    """A key that changes with the weights of the context-free vectors."""
     return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in bilm.word_parameters())
 
 

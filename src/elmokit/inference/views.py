@@ -1,7 +1,7 @@
-"""Which layers of a biLM a caller gets: the one place that reads and checks `layers=`.
+"""The argument `layers=`: which layers of a biLM a caller gets.
 
 Input: "average", "top", "all" or the number of a layer.  Output: a function from all layers (L+1, ..., T, 2P) to the
-vectors that were asked for.
+selected vectors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def check_layers(layers: object, num_layers: int, *, single: bool = False) -> La
     """Check `layers=`.
 
     Args:
-        layers: "average", "top", "all", or a layer's number: 0 is the context-free layer, -1 the top one. Integers of
-            NumPy are integers.
+        layers: "average", "top", "all", or the number of a layer: 0 is the context-free layer, -1 the top one. NumPy
+            integers are accepted.
         num_layers: Number of layers of the model, layer 0 included.
         single: Refuse "all", for callers that need one vector per token.
 

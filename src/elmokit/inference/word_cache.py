@@ -1,6 +1,6 @@
-"""A bounded memory of context-free word vectors, so that running text pays for each word once.
+"""A bounded cache of context-free word vectors: each word of a text is encoded once.
 
-Enters: words and a function that embeds them.  Leaves: their vectors.
+Input: words and a function that embeds them.  Output: their vectors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from elmokit.network import to_device
 
 
 class WordCache:
-    """Word -> its context-free vector, kept across calls; words that were not used lately make room for new ones."""
+    """A cache of context-free word vectors. If it is full, the words that were not used lately are dropped.
+
+    Args:
+        capacity: Largest number of words that are kept after a call.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -34,26 +38,26 @@ class WordCache:
         self._key: object = None
         self._slots = _Slots()
         self._table: Tensor | None = None  # (slots, P)
-        self._used = np.zeros(0, dtype=np.int64)  # the call that last read each slot
+        self._used = np.zeros(0, dtype=np.int64)  # number of the last call that read each slot
         self._call = 0
 
     def lookup(
         self,
         words: Sequence[str],
         embed: Callable[[Sequence[str]], Tensor],
-        place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
         key: object,
     ) -> Tensor:
         """The vectors of words.
 
         Args:
-            words: Words, also repeated. A call may hold more than the cache has room for; it forgets the rest after.
-            embed: Gives the vectors (N, P) of words that are not in the cache.
-            place: From the slot of each word to the array of slots whose vectors are wanted.
-            key: Changes with the weights that make the vectors; the cache is then emptied.
+            words: Words, with repeats. A call may have more words than the capacity; some are dropped after it.
+            embed: Computes the vectors (N, P) of words that are not in the cache.
+            arrange: Arranges the slots of the words (N,) as an array of any shape.
+            key: Changes with the weights of the vectors; the cache is then emptied.
 
         Returns:
-            Vectors of the shape that `place` gives, and P.
+            Vectors of the shape of `arrange(slots)` and P.
         """
         with self._lock:
             if key != self._key:
@@ -66,18 +70,18 @@ class WordCache:
                 try:
                     self._fill(begin, embed)
                 except BaseException:
-                    self._empty()  # the new words have no vectors
+                    self._empty()  # the new words have slots but no vectors
                     raise
             assert self._table is not None
             self._used[slots] = self._call
-            index = torch.from_numpy(place(slots))
+            index = torch.from_numpy(arrange(slots))
             vectors = self._table[to_device(index, self._table.device)]
             if len(self._slots) > self.capacity:
                 self._make_room()
             return vectors
 
     def _fill(self, begin: int, embed: Callable[[Sequence[str]], Tensor]) -> None:
-        """Make the vectors of the words from slot `begin` on."""
+        """Compute the vectors of the words from slot `begin` on."""
         vectors = embed(list(islice(self._slots, begin, None)))
         end = begin + len(vectors)
         if self._table is None or end > len(self._table):
@@ -89,7 +93,7 @@ class WordCache:
         self._table[begin:end] = vectors
 
     def _make_room(self) -> None:
-        """Keep the half that was used last; slots are numbered anew."""
+        """Keep the most recently used words, half of the capacity, in new slots."""
         assert self._table is not None
         newest = np.argsort(-self._used[: len(self._slots)], kind="stable")[: self.capacity // 2]
         words = list(self._slots)
@@ -101,7 +105,7 @@ class WordCache:
 
 
 class _Slots(dict[str, int]):
-    """Words in the order of their slots; a word that is not there gets the next slot when it is asked for."""
+    """The slot of each word; a new word gets the next slot."""
 
     def __missing__(self, word: str) -> int:
         self[word] = slot = len(self)

@@ -1,4 +1,4 @@
-"""The network, in the order that data flows.
+"""The network, in the order of the forward pass.
 
 encoder.py   words -> context-free vectors
 lstm.py      one layer of the biLM, both directions

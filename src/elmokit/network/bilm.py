@@ -1,10 +1,10 @@
-"""The biLM of Peters et al. (2018), section 3, in the order that data flows.
+"""The biLM of Peters et al. (2018), section 3, in the order of the forward pass.
 
 Input: shifted ids of tokens, (B, T, C) characters, (B, T) words of a word-level model, or (B, T, 1 + C) of a model with
 a lexicon (see `text/ids.py`); 0 is padding.  Output: every layer's vectors (L+1, B, T, 2P), their mask, and the state.
-Use and training share one pass over the layers, `run_layers`.
+Inference and training share one pass over the layers, `run_layers`.
 
-Legend of shapes: B sentences, T tokens, N distinct words, C characters of a word (cells inside the LSTM), P projection,
+Shapes: B sentences, T tokens, N distinct words, C characters per word (cells inside the LSTM), P projection,
 L LSTM layers, D = 2 directions.
 """
 
@@ -31,7 +31,7 @@ from elmokit.text import word_ids_of_sizes
 
 
 class BiLMState(NamedTuple):
-    """What the LSTMs remember of each row after its last token."""
+    """The LSTM state of each row after its last token."""
 
     hidden: Tensor  # (L, D, B, P)
     cell: Tensor  # (L, D, B, C)
@@ -39,17 +39,17 @@ class BiLMState(NamedTuple):
 
 @dataclass(frozen=True)
 class BiLMOutput:
-    """One run of the biLM."""
+    """The output of a biLM."""
 
     layers: Tensor
-    """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l the l-th LSTM's [forward; backward]."""
+    """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l is [forward; backward] of the l-th LSTM layer."""
     mask: Tensor
     """(B, T) bool: True at tokens, False at padding."""
     state: BiLMState
 
 
 class BiLM(nn.Module):
-    """A bidirectional language model without its softmax.  A call is pure: state goes in and comes out.
+    """A bidirectional language model without its output layer.  State is an argument and a result, not kept.
 
     Args:
         config: Sizes and variants.
@@ -101,7 +101,11 @@ class BiLM(nn.Module):
         self.register_buffer("boundary_ids", torch.from_numpy(self.word_ids.boundaries), persistent=False)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take tensors as parameters, without a copy; also on a model that was made on the meta device."""
+        """Use tensors as parameters, without a copy; also for a model on the meta device.
+
+        Args:
+            weights: One tensor per parameter name.
+        """
         self.load_state_dict(dict(weights), assign=True)
         self.boundary_ids = torch.from_numpy(self.word_ids.boundaries).to(next(self.parameters()).device)
 
@@ -132,7 +136,7 @@ class BiLM(nn.Module):
         return self._look_up(to_device(ids, next(self.parameters()).device))
 
     def embed_groups(self, groups: Sequence[Tensor]) -> Tensor:
-        """Context-free vectors of words that come in groups of one length, as training brings them.
+        """Context-free vectors of words in groups by length, for training.
 
         Args:
             groups: Shifted ids on the model's device: (N, C) of each group (see `CharacterEncoder.encode_groups`); of a
@@ -150,7 +154,7 @@ class BiLM(nn.Module):
         return functional.embedding(ids - 1, self.word_embedding)
 
     def word_parameters(self) -> list[nn.Parameter]:
-        """The parameters that context-free vectors depend on."""
+        """The parameters of context-free vectors."""
         encoder = self.char_encoder or self.lexicon_encoder
         if encoder is not None:
             return list(encoder.parameters())
@@ -159,12 +163,15 @@ class BiLM(nn.Module):
     # ---- context-free vectors -> layers ------------------------------------------------------------------------------
 
     def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
-        """Run sentences through the biLM. Boundary tokens are added to each sentence here.
+        """Run sentences through the biLM. Boundary tokens are added to each sentence.
 
         Args:
             ids: Shifted ids (B, T, C), (B, T) or (B, T, 1 + C).
             state: State after the batch before this one; None starts from zeros.
-            keep_boundaries: Leave the boundary tokens in the result, which then has T + 2 tokens.
+            keep_boundaries: Keep the boundary tokens in the result, which then has T + 2 tokens.
+
+        Raises:
+            ValueError: If the ids or the state have a wrong shape, type or range.
         """
         mask = self._mask(ids)
         num_rows, num_steps = mask.shape
@@ -186,9 +193,9 @@ class BiLM(nn.Module):
 
         Args:
             tokens: (T, B, P), time first, each row with its boundary tokens.
-            lengths: (B,) tokens of each row, boundaries included; what follows them is not read.
+            lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read.
             state: State after the batch before this one; None starts from zeros.
-            keep_boundaries: Leave the boundary tokens in the result.
+            keep_boundaries: Keep the boundary tokens in the result.
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
@@ -200,11 +207,11 @@ class BiLM(nn.Module):
         # (L+1, D, T, B, P) -> (L+1, T, B, 2P)
         stacked = torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers])
         if not keep_boundaries and len(mask):
-            # a sentence is two tokens shorter now: at the place of its </S> is padding
+            # without boundaries a sentence is two tokens shorter: its </S> becomes padding
             rows = torch.arange(num_rows, device=lengths.device)
             ends = (lengths - 2).clamp(max=len(mask) - 1)
-            is_gone = (lengths == num_steps).unsqueeze(-1)  # the longest sentences lost theirs with the last step
-            stacked[:, ends, rows] = torch.where(is_gone, stacked[:, ends, rows], 0.0)
+            is_longest = (lengths == num_steps).unsqueeze(-1)  # their </S> was removed with the last step
+            stacked[:, ends, rows] = torch.where(is_longest, stacked[:, ends, rows], 0.0)
         return BiLMOutput(stacked.transpose(1, 2), mask.t(), state)  # (L+1, B, T, 2P), (B, T)
 
     def run_layers(
@@ -213,14 +220,14 @@ class BiLM(nn.Module):
         """Run every layer, in both directions.
 
         Args:
-            x: (D, T, B, P) token vectors. The directions may read different tokens, as in training; direction 1 walks
-                from the last step to the first.
-            lengths: (B,) tokens of each row.
+            x: (D, T, B, P) token vectors. The directions may read different tokens, as in training; direction 1
+                runs from the last step to the first.
+            lengths: (B,) number of tokens per row.
             state: State before the first token.
-            dropout: Applied to each LSTM's input (and so to what a skip connection carries) and to the last output.
+            dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output.
 
         Returns:
-            (D, T, B, P) of each of the L+1 layers, the first being the input, and the state after the last token.
+            (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token.
         """
         drop = dropout or (lambda y: y)
         x = drop(x)
@@ -258,7 +265,7 @@ class BiLM(nn.Module):
         return state
 
     def _mask(self, ids: Tensor) -> Tensor:
-        """(B, T) bool from shifted ids; ids of a wrong shape, type or range are a ValueError."""
+        """The mask (B, T) of shifted ids; ids of a wrong shape, type or range are a ValueError."""
         if not isinstance(ids, Tensor):
             raise ValueError(
                 f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids or ELMo.to_ids"
@@ -284,9 +291,15 @@ class BiLM(nn.Module):
 
 
 def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of `ids` (N, C) or (N,) and, for each row, its place among them.
+    """The distinct rows of ids, and the index of each row among them.
 
-    Rows are compared by a 64-bit hash, then checked: a collision falls back to comparing whole rows.
+    Rows are compared by a 64-bit hash. If two different rows have the same hash, complete rows are compared.
+
+    Args:
+        ids: (N, C) or (N,).
+
+    Returns:
+        (M, C) or (M,) distinct rows, and (N,) indices.
     """
     if not len(ids):
         return ids, torch.zeros(0, dtype=torch.long, device=ids.device)
@@ -295,7 +308,7 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
         return distinct, inverse
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(2**62, (ids.shape[1],), generator=generator, dtype=torch.int64) * 2 + 1
-    hashes = (ids.long() * factors.to(ids.device)).sum(dim=1)  # wraps around, as a hash may
+    hashes = (ids.long() * factors.to(ids.device)).sum(dim=1)  # overflows wrap around
     keys, inverse = torch.unique(hashes, return_inverse=True)
     first = torch.full((len(keys),), len(ids), dtype=torch.long, device=ids.device)
     first.scatter_reduce_(0, inverse, torch.arange(len(ids), device=ids.device), "amin")
@@ -306,7 +319,15 @@ def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def take_rows(vectors: Tensor, index: Tensor) -> Tensor:
-    """vectors[index], with a gradient that is summed in float32 or wider and does not sort the index."""
+    """vectors[index], with a gradient that is summed in float32 or wider without sorting the index.
+
+    Args:
+        vectors: (N, P).
+        index: Rows, of any shape.
+
+    Returns:
+        (*index.shape, P).
+    """
     if not (vectors.requires_grad and torch.is_grad_enabled()):
         return vectors[index]
     rows: Tensor = _TakeRows.apply(vectors, index)  # type: ignore[no-untyped-call]
@@ -314,6 +335,8 @@ def take_rows(vectors: Tensor, index: Tensor) -> Tensor:
 
 
 class _TakeRows(torch.autograd.Function):
+    """`take_rows` with its gradient."""
+
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)

@@ -1,4 +1,7 @@
-"""Devices: which one a program runs on, and how tensors get there."""
+"""Devices: the device of a name, and copies of tensors to it.
+
+Input: the name of a device; tensors.  Output: a `torch.device`; tensors on it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from torch import Tensor
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
-    """The device of a name.
+    """The device with this name.
 
     Args:
-        name: "cpu", "cuda", "cuda:1"; "auto" or None is a GPU where there is one, else the CPU.
+        name: "cpu", "cuda", "cuda:1"; "auto" or None is a GPU if there is one, else the CPU.
 
     Raises:
         ValueError: If there is no such device on this machine.
@@ -28,7 +31,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device; from the host to a GPU through pinned memory, since any other copy waits for all its work."""
+    """Copy a tensor to a device; from the host to a GPU through pinned memory, so that the host does not wait."""
     if device.type == "cuda" and not values.is_cuda:
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)

@@ -1,10 +1,10 @@
-"""Words become context-free vectors: character convolutions, highways, projection; or a word table beside them.
+"""Encoders of words: character convolutions, highways and projection, with or without a word table.
 
-Input: shifted ids of words, (N, C) characters or (N, 1 + C) of a lexicon.  Output: vectors (N, P).  Use and training
-run the same convolutions (`filter_maxima`); training brings its words in groups of one length.
+Input: shifted ids of words, (N, C) characters or (N, 1 + C) of a lexicon.  Output: context-free vectors (N, P).
+Inference and training use the same convolutions (`filter_maxima`); in training words are grouped by length.
 
-Legend of shapes: N words, C characters of a word, d width of a character vector, w width of a filter, W that of the
-widest one, F channels of all filters, P projection.
+Shapes: N words, C characters per word, d width of a character vector, w width of a filter, W width of the widest one, F
+channels of all filters, P projection.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch.nn import functional
 from elmokit.network.devices import to_device
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
-WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # the windows of this many words stay in a CPU's cache, or fill a GPU
+WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
 
 
 class CharacterEncoder(nn.Module):
-    """Characters of a word -> its context-free vector: convolutions, max over positions, highways, projection.
+    """Encodes a word by its characters: convolutions, maximum over positions, highways, projection.
 
     Args:
         char_dim: Width d of a character vector.
         filters: (width, channels) of each convolution.
         activation: "relu" or "tanh", after the maximum.
         num_highways: Number of highway layers.
-        projection_dim: Width P of the result; None leaves out the projection, and P is the number of channels.
-        max_characters: Largest number C of characters of a word.
-        num_characters: Rows of the character table; the last one is the pad character.
+        projection_dim: Width P of the result. None: no projection, P is the number of channels.
+        max_characters: Number of characters C per word.
+        num_characters: Number of rows of the character table; the last one is the pad character.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CharacterEncoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The published initial values."""
+        """Initialize the parameters as published."""
         nn.init.uniform_(self.char_embedding, -1.0, 1.0)
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv1d)
@@ -77,13 +77,14 @@ class CharacterEncoder(nn.Module):
         """Encode words.
 
         Args:
-            char_ids: (N, C) shifted ids. They may still be on the host: then nothing waits for a GPU.
+            char_ids: (N, C) shifted ids, on any device. If they are on the host, it does not wait for a GPU.
 
         Returns:
             (N, P) on the encoder's device.
         """
         device = self.char_embedding.device
-        order = (char_ids != self.shifted_pad).sum(dim=1).argsort()  # words of one length together are trimmed the most
+        # groups of words of similar length are trimmed most
+        order = (char_ids != self.shifted_pad).sum(dim=1).argsort()
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
         sorted_ids = char_ids[order]
         begins = range(0, max(1, len(order)), at_once)
@@ -92,11 +93,11 @@ class CharacterEncoder(nn.Module):
         return self._project(maxima)
 
     def encode_groups(self, groups: Sequence[Tensor]) -> Tensor:
-        """Encode words that are sorted into groups already, as training brings them.
+        """Encode words that are already grouped by length, for training.
 
         Args:
-            groups: (N, C) shifted ids of each group on the encoder's device. C is `max_characters`, or every word has
-                at least as many pads behind it as the widest filter is wide (see `trim`).
+            groups: (N, C) shifted ids of each group on the encoder's device. C is `max_characters`, or every word is
+                followed by at least as many pads as the width of the widest filter (see `trim`).
 
         Returns:
             (N of all groups, P), one group after the other.
@@ -104,13 +105,13 @@ class CharacterEncoder(nn.Module):
         return self._project(self._maxima(groups))
 
     def _maxima(self, groups: Sequence[Tensor]) -> Tensor:
-        """(N, C) of each group -> (N of all groups, F): each filter's maximum over the positions, bias added."""
+        """(N, C) of each group -> (N of all groups, F): maximum of each filter over the positions, plus its bias."""
         convolutions = [layer for layer in self.convolutions if isinstance(layer, nn.Conv1d)]
         is_training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
-        table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 reads as zeros
+        table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 is a vector of zeros
         device = table.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else table.dtype
-        # one product of all filters is quickest where launches or gradients count, one for each where operations do
+        # one product of all filters is fastest on a GPU and with gradients, one product per filter on a CPU
         banks = [convolutions] if is_training or device == "cuda" else [[layer] for layer in convolutions]
         filter_banks = [make_bank(bank, self.max_characters, dtype) for bank in banks]
         if len(filter_banks) == 1:
@@ -120,7 +121,7 @@ class CharacterEncoder(nn.Module):
         return torch.cat(maxima) + bias.to(dtype)
 
     def _with_room(self, ids: Tensor) -> Tensor:
-        """Pads behind words of full length: windows of the widest filter reach beyond the last ones of the others."""
+        """Append pads to words of full length, for the windows of the widest filter at the last positions."""
         if ids.shape[1] < self.max_characters:
             return ids
         return functional.pad(ids, (0, self.widest - 1), value=self.shifted_pad)
@@ -128,7 +129,7 @@ class CharacterEncoder(nn.Module):
     def _project(self, maxima: Tensor) -> Tensor:
         """(N, F) -> (N, P).
 
-        The maximum comes before the activation: both activations rise, so it is the same, and the work C times less.
+        The activation is applied after the maximum: activations are monotonic, so the result is the same.
         """
         x = torch.relu(maxima) if self.activation == "relu" else torch.tanh(maxima)
         for highway in self.highways:
@@ -139,13 +140,19 @@ class CharacterEncoder(nn.Module):
 
     @property
     def widest(self) -> int:
-        """Characters that the widest filter reads."""
+        """Width of the widest filter."""
         return max(layer.kernel_size[0] for layer in self.convolutions if isinstance(layer, nn.Conv1d))
 
     def trim(self, char_ids: Tensor) -> Tensor:
-        """Drop trailing columns of pads, but only as many as change no maximum.
+        """Drop trailing columns of pads, without changing any maximum.
 
-        Pads are not masked, so windows over pads count; but all windows of pads only are equal, and one is enough.
+        Pads are not masked, so windows over pads count. All windows of pads only are equal, and one is kept.
+
+        Args:
+            char_ids: (N, C) shifted ids.
+
+        Returns:
+            (N, C') with C' <= C.
         """
         used = (char_ids != self.shifted_pad).any(dim=0).nonzero()
         longest = int(used[-1]) + 1 if len(used) else 0
@@ -157,16 +164,22 @@ class CharacterEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class FilterBank:
-    """Filters that are applied as one product: a narrower filter is followed by zeros up to the widest, W."""
+    """Filters that are applied as one product; narrower filters are padded with zeros to the width W of the widest."""
 
     weight: Tensor
     """(W d, F)."""
     limits: tuple[tuple[int, int, int], ...]
-    """First and last channel of each filter, and the number of positions that it has in a word of full length."""
+    """(first channel, channel after the last, number of positions in a word of full length) of each filter."""
 
 
 def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: torch.dtype) -> FilterBank:
-    """Put convolutions into one bank."""
+    """Make one bank of convolutions.
+
+    Args:
+        convolutions: Filters of any widths.
+        max_characters: Length of a word.
+        dtype: Data type of the product.
+    """
     width = max(layer.kernel_size[0] for layer in convolutions)
     kernels, limits, begin = [], [], 0
     for layer in convolutions:
@@ -174,14 +187,23 @@ def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: tor
         limits.append((begin, begin + layer.out_channels, max_characters - layer.kernel_size[0] + 1))
         begin += layer.out_channels
     if len(kernels) == 1:
-        weight = kernels[0].permute(2, 1, 0).flatten(0, 1).to(dtype)  # (W d, F), what a product of few rows reads best
+        weight = kernels[0].permute(2, 1, 0).flatten(0, 1).to(dtype)  # (W d, F): fastest for few rows
     else:
         weight = torch.cat(kernels).transpose(1, 2).flatten(1).to(dtype).t()
     return FilterBank(weight, tuple(limits))
 
 
 def filter_maxima(ids: Tensor, table: Tensor, banks: Sequence[FilterBank]) -> Tensor:
-    """(N, C) ids -> (N, F): the maximum of each filter over the positions of the word."""
+    """The maximum of each filter over the positions of a word.
+
+    Args:
+        ids: (N, C) shifted ids.
+        table: (1 + number of characters, d); row 0 is zero.
+        banks: Filters.
+
+    Returns:
+        (N, F).
+    """
     ids = ids.long()
     if torch.is_grad_enabled() and (table.requires_grad or banks[0].weight.requires_grad):
         maxima = [_FilterMaxima.apply(ids, table, bank.weight, bank.limits) for bank in banks]  # type: ignore[no-untyped-call]
@@ -192,7 +214,7 @@ def filter_maxima(ids: Tensor, table: Tensor, banks: Sequence[FilterBank]) -> Te
 
 
 class _FilterMaxima(torch.autograd.Function):
-    """The maxima with their gradient, which only the window at each maximum receives."""
+    """`filter_maxima` with its gradient, which only the window of each maximum receives."""
 
     @staticmethod
     def forward(
@@ -222,12 +244,12 @@ class _FilterMaxima(torch.autograd.Function):
 
 
 def _windows(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
-    """(N, C d) -> (N, positions, W d): the vectors of W characters in a row, at each position."""
+    """(N, C d) -> (N, positions, W d): the vectors of W consecutive characters at each position."""
     return x.unfold(1, len(weight), table.shape[1])
 
 
 def _scores(windows: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int], ...]) -> Tensor:
-    """(N, positions, F): what each filter gives at each position; minus infinity where it does not fit."""
+    """(N, positions, F): output of each filter at each position; minus infinity where it does not fit."""
     scores = (windows.reshape(-1, len(weight)) @ weight).view(*windows.shape[:2], weight.shape[1])
     for begin, end, num_positions in limits:
         if num_positions < scores.shape[1]:
@@ -238,7 +260,7 @@ def _scores(windows: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int],
 def _sum_by_row(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     """(num_rows, d): the sums of the values of equal ids."""
     ids, values = ids.reshape(-1), values.reshape(-1, values.shape[-1])
-    if ids.is_cuda and num_rows <= 1 + NUM_CHARACTERS:  # additions to so few rows would wait for each other
+    if ids.is_cuda and num_rows <= 1 + NUM_CHARACTERS:  # atomic additions to few rows are slow
         one_hot = (ids.unsqueeze(1) == torch.arange(num_rows, device=ids.device)).to(values.dtype)
         return one_hot.T @ values
     return values.new_zeros(num_rows, values.shape[1]).index_add_(0, ids, values)
@@ -261,9 +283,20 @@ class Highway(nn.Module):
 
 
 class LexiconEncoder(nn.Module):
-    """A word's row in a table beside what its characters give, both projected: ELMoForManyLangs' token vector.
+    """Encodes a word by its row in a word table and by its characters, as in ELMoForManyLangs.
 
-    `filters` may be empty, `word_dim` 0; not both.
+    Both parts are concatenated and projected. `filters` may be empty or `word_dim` 0, but not both.
+
+    Args:
+        num_characters: Number of characters of the lexicon.
+        char_dim: Width of a character vector.
+        filters: (width, channels) of each convolution.
+        activation: "relu" or "tanh".
+        num_highways: Number of highway layers.
+        num_words: Number of words of the lexicon.
+        word_dim: Width of a word vector.
+        projection_dim: Width P of the result.
+        max_characters: Number of characters C per word.
     """
 
     def __init__(
@@ -299,7 +332,14 @@ class LexiconEncoder(nn.Module):
         self.projection: nn.Module = init_linear(nn.Linear(width, projection_dim))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(N, 1 + C) shifted ids -> (N, P)."""
+        """Encode words.
+
+        Args:
+            ids: (N, 1 + C) shifted ids: the word, then its characters.
+
+        Returns:
+            (N, P).
+        """
         parts = []
         if self.word_embedding is not None:
             rows = to_device(ids[:, 0] - 1, self.word_embedding.device)
@@ -311,8 +351,8 @@ class LexiconEncoder(nn.Module):
 
 
 def init_linear(linear: nn.Linear, *, bias: float = 0.0) -> nn.Linear:
-    """N(0, 1/sqrt(fan_in)) and a constant bias, as published."""
-    if not linear.weight.is_meta:  # normal_ on a meta tensor imports half of torch's compiler, for nothing
+    """Initialize a linear layer as published: weights from N(0, 1/sqrt(fan_in)), constant bias."""
+    if not linear.weight.is_meta:  # on a meta tensor normal_ would import torch's compiler
         nn.init.normal_(linear.weight, 0.0, 1.0 / math.sqrt(linear.in_features))
         nn.init.constant_(linear.bias, bias)
     return linear

@@ -1,14 +1,14 @@
-"""The biLM's objective: softmax over a vocabulary, in full, in chunks, or over log-uniform samples.
+"""The training objective: softmax over a vocabulary, in full, in chunks, or over log-uniform samples.
 
 Input: the top layer of one direction, `hidden` (N, P), and the words to predict, `targets` (N,).  Output: the mean
-negative log-probability, ready for `backward`.
+negative log-probability, with a gradient.
 
-- `full_softmax_loss` is the readable truth: it holds all (N, V) scores.
-- `chunked_softmax_loss` is the same number and never holds more than a chunk of them.
+- `full_softmax_loss` is the definition; it holds all (N, V) scores.
+- `chunked_softmax_loss` returns the same number and holds one chunk of scores at a time.
 - `sampled_softmax_loss` compares each target with S words drawn by `LogUniformSampler` (Jean et al., 2015, as in
   TensorFlow: unique draws, log expected counts subtracted, accidental hits removed).
 
-The last two compute the gradient in the forward pass, while a chunk of scores is at hand; backward only scales it.
+The last two compute the gradient in the forward pass, while a chunk of scores is in memory; backward scales it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,25 @@ from elmokit.network.output import (
 )
 from elmokit.network.sampling import Negatives, SampledRows
 
-# A vocabulary of 60,003 words makes rows of scores that begin at odd addresses, for which matrix products take half the
-# speed of a GPU: columns that nothing can choose fill them up.
+# The number of columns of scores is padded to a multiple: matrix products of a GPU are half as fast if rows are not
+# aligned, as with 60,003 words.
 COLUMN_MULTIPLE = {"cpu": 1, "cuda": 64}
 
 
 def full_softmax_loss(hidden: Tensor, targets: Tensor, output: OutputLayer) -> Tensor:
-    """Negative log-probability of each target: (N, P) and (N,) -> (N,)."""
+    """Negative log-probability of each target.
+
+    Args:
+        hidden: (N, P).
+        targets: (N,) word ids.
+        output: The output layer.
+
+    Returns:
+        (N,), in float32 or wider.
+
+    Raises:
+        ValueError: If the shapes do not fit, or an id is outside the vocabulary.
+    """
     _check_tokens(hidden, targets, None, output)
     check_range("target", targets, output.num_words)
     logits = output.logits(hidden)  # (N, V)
@@ -51,14 +63,20 @@ def chunked_softmax_loss(
     weights: Tensor | None = None,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """Mean of `full_softmax_loss`, and its gradient, holding (chunk_tokens, V) scores at a time.
+    """Mean of `full_softmax_loss`, with (chunk_tokens, V) scores in memory at a time.
 
     Args:
-        hidden: (N, P); products are made in its dtype (autocast's where that is on), sums in float32 or wider.
+        hidden: (N, P). Products have its dtype (or that of autocast), sums float32 or wider.
         targets: (N,) word ids.
-        output: the shared output layer.
-        weights: (N,) weight of each token in the mean, for example 0 at padding. Where all are 0 the loss is 0.
-        chunk_tokens: tokens at a time; without it, as many as `SCORES_PER_CHUNK` allows.
+        output: The output layer.
+        weights: (N,) weight of each token in the mean, for example 0 at padding. If all are 0 the loss is 0.
+        chunk_tokens: Number of tokens at a time. Default: by `SCORES_PER_CHUNK`.
+
+    Returns:
+        The loss ().
+
+    Raises:
+        ValueError: As for `full_softmax_loss`.
     """
     _check_tokens(hidden, targets, weights, output)
     check_range("target", targets, output.num_words)
@@ -66,7 +84,7 @@ def chunked_softmax_loss(
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         dtype = accumulation_dtype(hidden)
         weights = _token_weights(hidden, weights)
-        found = _loss_and_gradients(
+        sums = _loss_and_gradients(
             hidden,
             output.weight.to(hidden.dtype),
             output.bias.to(dtype),
@@ -75,7 +93,7 @@ def chunked_softmax_loss(
             weights,
             chunk_size(chunk_tokens, output.num_words, hidden),
         )
-    return _mean(found, weights, hidden, output)
+    return _mean(sums, weights, hidden, output)
 
 
 def sampled_softmax_loss(
@@ -87,18 +105,24 @@ def sampled_softmax_loss(
     weights: Tensor | None = None,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """Mean loss of each target against the negatives, all scores less the log of the word's expected count.
+    """Mean loss of each target against the negatives. The log of a word's expected count is subtracted from its score.
 
-    A target that is among the negatives competes there as its own column: removing that accidental hit and putting
-    the target beside the negatives, as the definition says, is the same sum. Any other target is a column more.
+    By definition accidental hits are removed from the negatives and the target is one more column. For a target that is
+    among the negatives this is the same sum as using its column there; any other target is one more column.
 
     Args:
         hidden: (N, P), as for `chunked_softmax_loss`.
         targets: (N,) word ids.
-        output: the output layer (its gradient is dense), or the step's rows of it from `gather_rows`.
-        negatives: one draw, shared by all tokens.
+        output: The output layer, whose gradient is dense, or its rows of this step from `gather_rows`.
+        negatives: One draw, shared by all tokens.
         weights: (N,) weight of each token in the mean.
-        chunk_tokens: tokens at a time; without it, as many as `SCORES_PER_CHUNK` allows.
+        chunk_tokens: Number of tokens at a time. Default: by `SCORES_PER_CHUNK`.
+
+    Returns:
+        The loss ().
+
+    Raises:
+        ValueError: As for `full_softmax_loss`; or if a word was not gathered.
     """
     _check_tokens(hidden, targets, weights, output)
     check_range("target", targets, negatives.sampler.num_words)
@@ -118,7 +142,7 @@ def sampled_softmax_loss(
         target_weight = output.weight[target_rows].to(dtype)  # (N, P)
         target_scores = (hidden * target_weight).sum(1) + target_bias.to(dtype)  # (N,)
 
-        found = _loss_and_gradients(
+        sums = _loss_and_gradients(
             hidden,
             output.weight[column_rows].to(hidden.dtype),
             column_bias.to(dtype),
@@ -127,27 +151,28 @@ def sampled_softmax_loss(
             weights,
             chunk_size(chunk_tokens, len(ids), hidden),
         )
-        # Targets among the negatives have only zeros to add here. These are the frequent words, and sending their
-        # zeros to rows all over the table spares a GPU thousands of atomic additions to one address.
+        # Targets among the negatives add only zeros here. These are the frequent words: their zeros go to different
+        # rows, to avoid thousands of atomic additions to one address on a GPU.
         anywhere = torch.arange(len(targets), device=targets.device) % len(output.weight)
         target_rows = torch.where(is_negative, anywhere, target_rows)
-        found.hidden.add_(found.extra[:, None] * target_weight)
-        weight = torch.zeros_like(output.weight, dtype=dtype)
-        weight.index_add_(0, column_rows, found.weight).index_add_(0, target_rows, found.extra[:, None] * hidden)
-        bias = torch.zeros_like(output.bias, dtype=dtype)
-        bias.index_add_(0, column_rows, found.bias).index_add_(0, target_rows, found.extra)
-    return _mean(replace(found, weight=weight, bias=bias), weights, hidden, output)
+        sums.grad_hidden.add_(sums.grad_extra[:, None] * target_weight)
+        grad_weight = torch.zeros_like(output.weight, dtype=dtype)
+        grad_weight.index_add_(0, column_rows, sums.grad_weight)
+        grad_weight.index_add_(0, target_rows, sums.grad_extra[:, None] * hidden)
+        grad_bias = torch.zeros_like(output.bias, dtype=dtype)
+        grad_bias.index_add_(0, column_rows, sums.grad_bias).index_add_(0, target_rows, sums.grad_extra)
+    return _mean(replace(sums, grad_weight=grad_weight, grad_bias=grad_bias), weights, hidden, output)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Sum of the tokens' losses, each times its weight, and the gradients of that sum."""
+class _LossAndGradients:
+    """The weighted sum of the losses of tokens, and its gradients."""
 
     loss: Tensor  # ()
-    hidden: Tensor  # (N, P)
-    weight: Tensor  # (C, P)
-    bias: Tensor  # (C,)
-    extra: Tensor  # (N,)
+    grad_hidden: Tensor  # (N, P)
+    grad_weight: Tensor  # (C, P)
+    grad_bias: Tensor  # (C,)
+    grad_extra: Tensor  # (N,)
 
 
 def _loss_and_gradients(
@@ -158,51 +183,51 @@ def _loss_and_gradients(
     extra_scores: Tensor,
     weights: Tensor,
     chunk_tokens: int,
-) -> _Found:
-    """Softmax of `hidden` (N, P) over `columns` (C, P) and one extra score a token, a chunk of tokens at a time.
+) -> _LossAndGradients:
+    """Softmax of `hidden` (N, P) over `columns` (C, P) and one extra score per token, a chunk of tokens at a time.
 
-    `target_columns` and `extra_scores` are as in `softmax_gradient_`. Sums over tokens are kept in the bias's dtype.
+    `target_columns` and `extra_scores` are as in `softmax_gradient_`. Sums over tokens have the dtype of the bias.
     """
     num_columns = len(columns)
     surplus = -num_columns % COLUMN_MULTIPLE.get(hidden.device.type, 1)
     if surplus:
         columns, bias = F.pad(columns, (0, 0, 0, surplus)), F.pad(bias, (0, surplus), value=-math.inf)
     loss = bias.new_zeros(())
-    hidden_gradient, extra_gradient = torch.empty_like(hidden), torch.empty_like(extra_scores)
-    column_gradient, bias_gradient = torch.zeros_like(columns, dtype=bias.dtype), torch.zeros_like(bias)
+    grad_hidden, grad_extra = torch.empty_like(hidden), torch.empty_like(extra_scores)
+    grad_columns, grad_bias = torch.zeros_like(columns, dtype=bias.dtype), torch.zeros_like(bias)
     for start in range(0, len(hidden), chunk_tokens):
         part = slice(start, start + chunk_tokens)
         scores = hidden[part] @ columns.T  # (n, C)
-        losses, extra_gradient[part] = softmax_gradient_(
+        losses, grad_extra[part] = softmax_gradient_(
             scores, bias, target_columns[part], extra_scores[part], weights[part]
         )
         loss += losses @ weights[part]
-        torch.matmul(scores, columns, out=hidden_gradient[part])
-        column_gradient += scores.T @ hidden[part]
-        bias_gradient += scores.sum(0, dtype=bias.dtype)
-    return _Found(loss, hidden_gradient, column_gradient[:num_columns], bias_gradient[:num_columns], extra_gradient)
+        torch.matmul(scores, columns, out=grad_hidden[part])
+        grad_columns += scores.T @ hidden[part]
+        grad_bias += scores.sum(0, dtype=bias.dtype)
+    return _LossAndGradients(loss, grad_hidden, grad_columns[:num_columns], grad_bias[:num_columns], grad_extra)
 
 
 def softmax_gradient_(
     scores: Tensor, bias: Tensor, target_columns: Tensor, extra_scores: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Losses of a chunk of tokens; its scores become their own gradient, in place.
+    """Losses of a chunk of tokens. The scores are overwritten by their gradient.
 
     Args:
         scores: (n, C) products in any float dtype. Overwritten by weight * (softmax - one-hot of the target).
         bias: (C,) added to the scores; its dtype is that of the arithmetic and of the results.
-        target_columns: (n,) the target's column, or -1 where its score is the extra one.
-        extra_scores: (n,) score of the target where it is no column, -inf where it is one.
+        target_columns: (n,) column of the target, or -1 if its score is the extra one.
+        extra_scores: (n,) score of the target if it is not a column, else -inf.
         weights: (n,) factor of each token's gradient, not of its loss.
 
     Returns:
-        (n,) losses, and (n,) gradients of the extra scores: 0 where the target is a column.
+        (n,) losses, and (n,) gradients of the extra scores: 0 if the target is a column.
     """
     if scores.is_cuda and bias.dtype == torch.float32 and kernels.has_triton():
         from elmokit.kernels.cuda import softmax
 
         return softmax.softmax_gradient_(scores, bias, target_columns, extra_scores, weights)
-    sums = scores.to(bias.dtype).add_(bias)  # (n, C), the scores themselves where the dtypes agree
+    sums = scores.to(bias.dtype).add_(bias)  # (n, C), the scores themselves if the dtypes agree
     is_column = target_columns >= 0
     at = target_columns.clamp(min=0)[:, None]
     target_scores = torch.where(is_column, sums.gather(1, at)[:, 0], extra_scores)
@@ -217,39 +242,43 @@ def softmax_gradient_(
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A sum whose gradients were found with it enters autograd as a mean: `share` times the sum."""
+    """A mean whose gradients are already known: `factor` times a sum of losses."""
 
     @staticmethod
-    def forward(ctx: Any, found: _Found, share: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(share, found.hidden, found.weight, found.bias)
+    def forward(ctx: Any, sums: _LossAndGradients, factor: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(factor, sums.grad_hidden, sums.grad_weight, sums.grad_bias)
         ctx.dtypes = [tensor.dtype for tensor in inputs]
-        return found.loss * share
+        return sums.loss * factor
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        share, *known = ctx.saved_tensors
-        return None, None, *((k * (gradient * share)).to(dtype) for k, dtype in zip(known, ctx.dtypes, strict=True))
+    def backward(ctx: Any, grad_mean: Tensor) -> tuple[Tensor | None, ...]:
+        factor, *grads = ctx.saved_tensors
+        return None, None, *((g * (grad_mean * factor)).to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
 
 
-def _mean(found: _Found, weights: Tensor, hidden: Tensor, output: OutputLayer | SampledRows) -> Tensor:
+def _mean(sums: _LossAndGradients, weights: Tensor, hidden: Tensor, output: OutputLayer | SampledRows) -> Tensor:
+    """The weighted mean, as a tensor with a gradient."""
     total = weights.sum()
-    share = torch.where(total > 0, 1 / total, 0)  # a batch of nothing but padding has loss 0, not NaN
-    mean: Tensor = _KnownGradients.apply(found, share, hidden, output.weight, output.bias)  # type: ignore[no-untyped-call]
+    factor = torch.where(total > 0, 1 / total, 0)  # the loss of padding only is 0, not NaN
+    mean: Tensor = _KnownGradients.apply(sums, factor, hidden, output.weight, output.bias)  # type: ignore[no-untyped-call]
     return mean
 
 
 def _as_autocast(hidden: Tensor) -> Tensor:
+    """Cast to the dtype of autocast, if it is on."""
     device = hidden.device.type
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
 def _token_weights(hidden: Tensor, weights: Tensor | None) -> Tensor:
+    """Weights (N,) of tokens; ones by default."""
     dtype = accumulation_dtype(hidden)
     return hidden.new_ones(len(hidden), dtype=dtype) if weights is None else weights.to(dtype)
 
 
 def _check_tokens(hidden: Tensor, targets: Tensor, weights: Tensor | None, output: OutputLayer | SampledRows) -> None:
+    """Check that the shapes fit."""
     dim = output.weight.shape[1]
     if hidden.dim() != 2 or hidden.shape[1] != dim:
         raise ValueError(f"hidden is {tuple(hidden.shape)}, the output layer asks for (tokens, {dim})")

@@ -1,6 +1,6 @@
-"""The output layer: the top layer of one direction becomes scores of words.
+"""The output layer: scores of words from the top layer of one direction.
 
-Input: hidden vectors (..., P) of one direction.  Output: scores (..., V), or the log-probability of each target word.
+Input: hidden states (..., P) of one direction.  Output: scores (..., V), or the log-probability of each target word.
 Both directions share one layer.
 """
 
@@ -12,16 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Scores held at a time where the caller sets no chunk: 256 MiB in float32 on a CPU, 1 GiB on a GPU, whose products are
-# fast enough to notice how often the (C, P) gradient is added to.
+# Default number of scores that are held at a time: 256 MiB in float32 on a CPU, and 1 GiB on a GPU, where more chunks
+# would cost time because each adds to the (C, P) gradient.
 SCORES_PER_CHUNK = {"cpu": 2**26, "cuda": 2**28}
 
 
 class OutputLayer(nn.Module):
-    """The softmax layer that both directions share: one row and one bias for each word of the vocabulary."""
+    """The output layer that both directions share: one row and one bias per word of the vocabulary.
+
+    Initial values as published: weight (V, P) from N(0, 1 / sqrt(P)), bias (V,) zero.
+
+    Args:
+        num_words: Number of words V.
+        dim: Width P of a hidden state.
+
+    Raises:
+        ValueError: If a size is less than 1.
+    """
 
     def __init__(self, num_words: int, dim: int) -> None:
-        """Start as published: weight (V, P) from N(0, 1 / sqrt(P)), bias (V,) at zero."""
         super().__init__()
         if num_words < 1 or dim < 1:
             raise ValueError(f"an output layer needs at least one word and one dimension, not {num_words} and {dim}")
@@ -30,15 +39,33 @@ class OutputLayer(nn.Module):
 
     @property
     def num_words(self) -> int:
-        """The size V of the vocabulary."""
+        """Number of words V."""
         return self.weight.shape[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Score every word: (..., P) -> (..., V), in the dtype of `hidden`."""
+        """Scores of every word.
+
+        Args:
+            hidden: (..., P).
+
+        Returns:
+            (..., V), in the dtype of `hidden`.
+        """
         return F.linear(hidden, self.weight.to(hidden.dtype), self.bias.to(hidden.dtype))
 
     def log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Log-probability of each target, (..., P) and (...) -> (...), holding one chunk of scores at a time."""
+        """Log-probability of each target. Only one chunk of scores is held at a time.
+
+        Args:
+            hidden: (..., P).
+            targets: (...) word ids.
+
+        Returns:
+            (...), in float32 or wider.
+
+        Raises:
+            ValueError: If an id is outside the vocabulary (checked on the CPU only).
+        """
         flat_hidden, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
         chunk = chunk_size(None, self.num_words, hidden)
         check_range("target", flat_targets, self.num_words)
@@ -59,15 +86,15 @@ def chunk_size(chunk_tokens: int | None, num_columns: int, hidden: Tensor) -> in
     if chunk_tokens is None:
         return max(1, SCORES_PER_CHUNK.get(hidden.device.type, SCORES_PER_CHUNK["cpu"]) // num_columns)
     if chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens is {chunk_tokens}: at least one token at a time")
+        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be at least 1")
     return chunk_tokens
 
 
 def check_range(name: str, ids: Tensor, num_words: int) -> None:
-    """Check word ids against the size of the vocabulary, where they are on the CPU."""
+    """Check word ids against the size of the vocabulary, if they are on the CPU."""
     if ids.dtype != torch.int64:
         raise ValueError(f"{name} ids are {ids.dtype}, not torch.int64")
-    if ids.is_cuda or not ids.numel():  # a look at the values would stop the GPU
+    if ids.is_cuda or not ids.numel():  # reading the values would wait for the GPU
         return
     low, high = (int(value) for value in torch.aminmax(ids))
     if low < 0 or high >= num_words:

@@ -1,15 +1,15 @@
-"""Text becomes tokens, and tokens become the ids that a biLM reads.
+"""Text as tokens, and tokens as the ids that a biLM reads.
 
     tokens.py      strings -> tokens, by the Penn Treebank rules
-    tokenizer.py   how a model's text is cut: tokens with offsets, sentences
-    sentences.py   what a user gives as sentences -> token lists
-    ids.py         words -> the ids that a biLM reads: one protocol for the three kinds
+    tokenizer.py   the tokenizers of models: tokens, offsets, sentences
+    sentences.py   sentences of a user -> token lists
     characters.py  words -> character ids
-    marked.py      a sentence with one word in [brackets]
-    lexicon.py     words -> ids of a model's own characters and words
     vocabulary.py  the words that a language model predicts
+    lexicon.py     words -> ids of a model's own characters and words
+    ids.py         words -> the ids that a biLM reads: one protocol, three implementations
+    marked.py      a sentence with one word in [brackets]
 
-No file here needs torch: the processes that prepare text start fast.
+No file here imports torch at its top, so that the processes that prepare text start fast.
 """
 
 from elmokit.text.characters import (

@@ -1,9 +1,9 @@
-"""Words become character ids, as the published biLM reads them: one row of fifty for each word.
+"""Words as character ids, as the published biLM reads them: one row of fifty ids per word.
 
     [BOW] utf-8 bytes, at most 48 [EOW] PAD PAD ...
 
-Enters: words.  Leaves: `words_to_ids` gives the ids as training counts them, from 0 (bytes are 0 to 255);
-`batch_to_ids` gives them as inference counts them: one higher, so that a row of fifty zeros is padding.
+Input: words.  Output: `words_to_ids` returns ids from 0 (bytes are 0 to 255), as a prepared corpus stores them;
+`batch_to_ids` returns shifted ids, one higher, so that a row of fifty zeros is padding.
 """
 
 from __future__ import annotations
@@ -27,25 +27,35 @@ _BOUNDARIES: Final = {BOS_TOKEN: BOS, EOS_TOKEN: EOS}
 
 
 def words_to_ids(words: Sequence[str], *, max_characters: int = MAX_CHARACTERS) -> npt.NDArray[np.int16]:
-    """Spell words as character ids, (len(words), max_characters), counted from 0 as in training.
+    """Encode words as character ids, counted from 0.
 
-    Words are cut by bytes, so that the end-of-word id always has its place; the cut may split a character. Lone
-    surrogates, which UTF-8 cannot write, are left out. `<S>` and `</S>` are the sentence boundaries.
+    Words are truncated by bytes, so that the end-of-word id always fits; this may split a character. Lone surrogates,
+    which UTF-8 cannot encode, are dropped. `<S>` and `</S>` are the sentence boundaries.
+
+    Args:
+        words: N words.
+        max_characters: Number of ids per word.
+
+    Returns:
+        (N, max_characters) int16.
+
+    Raises:
+        ValueError: If `words` is not a list of strings, or `max_characters` is less than 3.
     """
     if max_characters < 3:
         raise ValueError(f"max_characters is {max_characters}: a word needs at least 3 (begin, one byte, end)")
-    room = max_characters - 2
+    max_bytes = max_characters - 2
     words = check_tokens(words, "words", "a list of words")
-    spellings = [word.encode("utf-8", "ignore")[:room] for word in words]
-    lengths = np.fromiter(map(len, spellings), np.int64, len(spellings))
-    starts = np.arange(len(spellings)) * max_characters
-    ids = np.full((len(spellings), max_characters), PAD, np.int16)
+    encoded = [word.encode("utf-8", "ignore")[:max_bytes] for word in words]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    starts = np.arange(len(encoded)) * max_characters
+    ids = np.full((len(encoded), max_characters), PAD, np.int16)
     ids[:, 0] = BOW
     flat = ids.reshape(-1)
     ends = np.cumsum(lengths)
-    # The k-th byte of all lands at its place within its own word, right of that word's BOW.
+    # The k-th byte of all words goes to its position in its own word, after that word's BOW.
     shifts = np.repeat(starts + 1 - (ends - lengths), lengths)
-    flat[shifts + np.arange(len(shifts))] = np.frombuffer(b"".join(spellings), np.uint8)
+    flat[shifts + np.arange(len(shifts))] = np.frombuffer(b"".join(encoded), np.uint8)
     flat[starts + 1 + lengths] = EOW
     for row, word in enumerate(words):
         if word in _BOUNDARIES:
@@ -57,22 +67,29 @@ def words_to_ids(words: Sequence[str], *, max_characters: int = MAX_CHARACTERS) 
 def batch_to_ids(
     sentences: Sequence[Sequence[str]] | Sequence[str], *, max_characters: int = MAX_CHARACTERS
 ) -> torch.Tensor:
-    """Turn sentences into the character ids that a biLM reads: a LongTensor (B, T, max_characters).
+    """Turn sentences into the character ids that a biLM reads.
 
-    T is the length of the longest sentence; shorter ones end in rows of zeros. Boundary tokens are the model's
-    business and are not added. Token lists give exactly what AllenNLP's `batch_to_ids` gives; strings are tokenized.
-    No sentences give (0, 0, max_characters); an empty sentence is a row without tokens. What is no sentence is a
-    ValueError (see `as_tokens`).
+    The result for token lists is that of AllenNLP's `batch_to_ids`. Boundary tokens are not added; the model adds them.
+
+    Args:
+        sentences: B token lists; or strings, which are tokenized by the Penn Treebank rules.
+        max_characters: Number of ids per word.
+
+    Returns:
+        (B, T, max_characters) int64. T is the length of the longest sentence; shorter ones are padded with zeros.
+
+    Raises:
+        ValueError: If an element is not a sentence (see `as_tokens`).
     """
     import torch
 
     tokens = as_tokens(sentences)
-    # Row 0 is padding; each distinct word is spelled once.
+    # Row 0 is padding; each distinct word is encoded once.
     row_of: dict[str, int] = {}
     rows = [row_of.setdefault(word, len(row_of) + 1) for word in chain.from_iterable(tokens)]
     ids = words_to_ids(list(row_of), max_characters=max_characters)
     table = np.concatenate([np.zeros((1, max_characters), np.int64), ids + np.int64(1)])
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    places = np.zeros((len(tokens), lengths.max(initial=0)), np.int64)
-    places[np.arange(places.shape[1]) < lengths[:, None]] = rows
-    return torch.from_numpy(table.take(places, axis=0))
+    grid = np.zeros((len(tokens), lengths.max(initial=0)), np.int64)  # (B, T) rows of the table
+    grid[np.arange(grid.shape[1]) < lengths[:, None]] = rows
+    return torch.from_numpy(table.take(grid, axis=0))

@@ -1,12 +1,12 @@
-"""How words become the ids that a biLM reads: one protocol, three implementations.
+"""Words as the ids that a biLM reads: one protocol, three implementations.
 
-Input: words.  Output: ids, each one higher than the row of the table that it names, because 0 is padding:
+Input: words.  Output: shifted ids: each is one higher than its row of the embedding table, because 0 is padding.
 
     CharacterIds  (N, C)      UTF-8 bytes of each word, as in the published models
-    TableIds      (N,)        the row of each word in a table: word-level models
-    LexiconIds    (N, 1 + C)  the word's row, then those of its characters: ELMoForManyLangs
+    TableIds      (N,)        row of each word in a table: word-level models
+    LexiconIds    (N, 1 + C)  row of the word, then of its characters: ELMoForManyLangs
 
-A biLM makes its reader from the sizes in its config; a model adds the words (`make_word_ids`).
+A biLM knows the sizes only (`word_ids_of_sizes`); a model also knows the words (`make_word_ids`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Ids = npt.NDArray[np.int64]
 
 
 class WordIds(Protocol):
-    """What a biLM and everything before it need to know about ids."""
+    """How words become ids."""
 
     @property
     def num_columns(self) -> int | None:
-        """Number of ids per word; None where a word is one id."""
+        """Number of ids per word; None if a word is a single id."""
         ...
 
     @property
     def limits(self) -> tuple[tuple[slice, int], ...]:
-        """Columns, and the largest id that each of them may hold."""
+        """(columns, largest id in these columns)."""
         ...
 
     @property
@@ -46,11 +46,11 @@ class WordIds(Protocol):
 
     @property
     def known(self) -> list[Any]:
-        """What the ids depend on beside the sizes, as JSON values: part of a model's digest."""
+        """The words and characters that ids depend on, as JSON values: part of a model's digest."""
         ...
 
     def describe(self) -> str:
-        """What is read, in words: "characters", "60,003 words"."""
+        """A description for users: "characters", "60,003 words"."""
         ...
 
     def ids(self, words: Sequence[str]) -> Ids:
@@ -89,7 +89,7 @@ class CharacterIds:
 
 @dataclass(frozen=True)
 class TableIds:
-    """Words are rows of a table, by their place in the vocabulary."""
+    """Words are rows of a table, in the order of the vocabulary."""
 
     num_words: int
     bos_id: int
@@ -123,7 +123,7 @@ class TableIds:
 
 @dataclass(frozen=True)
 class LexiconIds:
-    """Words and their characters are rows of tables, by their place in a lexicon."""
+    """Words and their characters are rows of tables, in the order of a lexicon."""
 
     max_characters: int
     num_characters: int
@@ -159,31 +159,31 @@ class LexiconIds:
 def make_word_ids(
     config: BiLMConfig, vocabulary: Vocabulary | None = None, lexicon: Lexicon | None = None, *, source: str = "ELMo"
 ) -> WordIds:
-    """Make the reader that a config asks for, and check that the words fit its sizes.
+    """Make the `WordIds` of a model, and check that its words fit the config.
 
     Args:
         config: Sizes of the biLM.
         vocabulary: Words of a word-level model. A model that reads characters ignores it.
-        lexicon: Characters and words of a model with a lexicon of its own; no other model has one.
+        lexicon: Characters and words of a model with a lexicon of its own; None for other models.
         source: Where the words come from, for error messages.
 
     Raises:
         ValueError: If the model needs words that are missing, or their number differs from the config's.
     """
-    wanted = None
+    expected = None
     if config.num_lexicon_characters is not None:
-        wanted = f"{config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
-    held = None if lexicon is None else f"{len(lexicon.characters)} characters and {len(lexicon.words)} words"
-    if held != wanted:
-        raise ValueError(f"{source}: a lexicon of {held or 'nothing'}, the model asks for {wanted or 'none'}")
+        expected = f"{config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
+    actual = None if lexicon is None else f"{len(lexicon.characters)} characters and {len(lexicon.words)} words"
+    if actual != expected:
+        raise ValueError(f"{source}: a lexicon of {actual or 'nothing'}, the model asks for {expected or 'none'}")
     if config.num_words is not None and (vocabulary is None or len(vocabulary) != config.num_words):
-        came = "it is missing" if vocabulary is None else f"this one has {len(vocabulary)} words"
-        raise ValueError(f"{source}: a word-level model of {config.num_words} words needs its vocabulary: {came}")
+        problem = "it is missing" if vocabulary is None else f"this one has {len(vocabulary)} words"
+        raise ValueError(f"{source}: a word-level model of {config.num_words} words needs its vocabulary: {problem}")
     return _make(config, vocabulary, lexicon)
 
 
 def word_ids_of_sizes(config: BiLMConfig) -> WordIds:
-    """The reader of a biLM that does not know its words: boundaries and limits only."""
+    """The `WordIds` of a biLM, which does not know its words: boundaries and limits only."""
     return _make(config, None, None)
 
 

@@ -1,6 +1,6 @@
 """A sentence in which one word is marked with brackets: "He sat on the [bank] ."
 
-Enters: the sentence as a string.  Leaves: its tokens without the brackets, and the position of the marked word.
+Input: the sentence as a string.  Output: its tokens without the brackets, and the position of the marked word.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: 
     """Find the word in brackets.
 
     Args:
-        sentence: A text with one pair of brackets around one word. The text is tokenized; the word is one token.
-        tokenizer: How the text around the word is cut.
-        allow_blank: Also accept brackets around nothing, for a word that is to be found.
+        sentence: A string with one pair of brackets around a word, which is one token.
+        tokenizer: Splits the text before and after the word.
+        allow_blank: Also accept empty brackets, whose word is "".
+
+    Returns:
+        The tokens and the position of the word.
 
     Raises:
-        ValueError: If there is not exactly one pair of brackets, or nothing is in it.
+        ValueError: If there is not exactly one pair of brackets, or it is empty.
 
     >>> marked_word("He sat on the [bank].")
     MarkedWord(tokens=['He', 'sat', 'on', 'the', 'bank', '.'], position=4)
@@ -35,8 +38,8 @@ def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: 
         raise ValueError(f"expected a sentence such as 'He sat on the [bank] .', not {sentence!r}")
     before, opening, rest = sentence.partition("[")
     word, closing, after = rest.partition("]")
-    found_one = opening and closing and not any(bracket in before + word + after for bracket in "[]")
-    if not found_one or not (allow_blank or word.strip()):
+    is_one_pair = opening and closing and not any(bracket in before + word + after for bracket in "[]")
+    if not is_one_pair or not (allow_blank or word.strip()):
         raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
     left = tokenizer(before)
     return MarkedWord([*left, word.strip(), *tokenizer(after)], len(left))

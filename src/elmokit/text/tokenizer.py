@@ -1,6 +1,6 @@
-"""How a model's text is cut into tokens: part of the model, and used wherever a string meets it.
+"""Tokenizers: how text is split into tokens.  A model records the tokenizer of its training text.
 
-Input: a string.  Output: its tokens, with their offsets where asked for, or the tokens of each of its sentences.
+Input: a string.  Output: its tokens, tokens with offsets, or the tokens of each of its sentences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TokenizerName = Literal["treebank", "spaces", "characters"]
 
 
 class Token(NamedTuple):
-    """A token and its place in the text: `text == source[start:end]`, in characters."""
+    """A token and its position in the text, in characters: `text == source[start:end]`."""
 
     text: str
     start: int
@@ -24,11 +24,14 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A rule that cuts text into tokens. Tokens are slices of the text, in order; whitespace is never part of one.
+    """Splits text into tokens. Tokens are slices of the text, in order, without whitespace.
 
     Args:
-        name: "treebank" cuts by the Penn Treebank rules, as ELMo's training text was; "spaces" cuts at whitespace only,
-            for text that is tokenized already; "characters" makes each character a token, for languages without spaces.
+        name: "treebank": by the Penn Treebank rules, as in ELMo's training text. "spaces": at whitespace only, for text
+            that is already tokenized. "characters": each character is a token, for languages without spaces.
+
+    Raises:
+        ValueError: If there is no tokenizer of this name.
     """
 
     name: TokenizerName = "treebank"
@@ -38,13 +41,13 @@ class Tokenizer:
             raise ValueError(f"tokenizer must be one of {', '.join(get_args(TokenizerName))}, not {self.name!r}")
 
     def __call__(self, text: str) -> list[str]:
-        """Cut one sentence into tokens; a blank text has none."""
+        """Split one sentence into tokens; a blank text has none."""
         if self.name == "treebank":
             return tokenize(text)
         return text.split() if self.name == "spaces" else list("".join(text.split()))
 
     def with_offsets(self, text: str) -> list[Token]:
-        """Cut one sentence into tokens with their offsets: `text[token.start:token.end] == token.text`.
+        """Split one sentence into tokens with offsets: `text[token.start:token.end] == token.text`.
 
         >>> Tokenizer().with_offsets("It's  here.")[-2:]
         [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
@@ -57,11 +60,11 @@ class Tokenizer:
         return tokens
 
     def sentences(self, text: str) -> list[list[Token]]:
-        """Cut a text into sentences, and each sentence into tokens with their offsets in the text.
+        """Split a text into sentences, and each sentence into tokens with their offsets in the text.
 
-        A sentence ends at a period, a question or an exclamation mark that is followed by whitespace and not by a
-        lowercase letter, or at an empty line. The period of an initial, of letters with periods (U.S.) or of a title
-        (Mr.) does not end a sentence.
+        A sentence ends at an empty line, or at a period, question mark or exclamation mark that is followed by
+        whitespace and not by a lowercase letter. The period of an initial, of an abbreviation such as U.S., or of a
+        title such as Mr. does not end a sentence.
 
         >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
         [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]

@@ -1,4 +1,4 @@
-"""Strings become tokens, by the Penn Treebank rules that ELMo's training text follows.
+"""The Penn Treebank tokenizer, whose rules ELMo's training text follows.
 
 Input: one sentence.  Output: its tokens.
 """
@@ -10,15 +10,12 @@ import reprlib
 import unicodedata
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    pass
+from typing import Final
 
 
 def _is_word_character(character: str) -> bool:
-    # NLTK compiles its rules with the `regex` package, to which a joiner, a combining mark or a circled letter is part
-    # of a word and a superscript is not; Python's own \w has it the other way round.
+    # NLTK compiles its rules with the `regex` package. There a joiner, a combining mark or a circled letter is part of
+    # a word and a superscript is not; Python's own \w does the opposite.
     category = unicodedata.category(character)
     return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or _OTHER_WORD_CHARACTER.match(character) is not None
 
@@ -28,32 +25,32 @@ _OTHER_WORD_CHARACTER: Final = re.compile(
 )
 
 
-def _part_opening_apostrophe(match: re.Match[str]) -> str:
-    """Part an apostrophe from the word that it opens; that of a clitic ('s, 'll) opens none."""
-    text, place, after = match.string, match.start(), match[1]
-    inside_word = place > 0 and _is_word_character(text[place - 1])
+def _split_opening_apostrophe(match: re.Match[str]) -> str:
+    """Split an apostrophe from the word that it opens; that of a clitic ('s, 'll) is not split."""
+    text, start, after = match.string, match.start(), match[1]
+    inside_word = start > 0 and _is_word_character(text[start - 1])
     return "' " if _is_word_character(after) and not inside_word else "'"
 
 
-# The Treebank rules, in the order and with the effects of NLTK's NLTKWordTokenizer (rules of its that commute are one
-# pass here). Each rule only puts spaces between characters, but for one: an opening double quote is written ``, so
-# that the rule of the final period does not take it for a closing one. `_split` undoes that.
+# The Treebank rules, in the order and with the effects of NLTK's NLTKWordTokenizer (rules that commute are one pass
+# here). Each rule only inserts spaces, with one exception: an opening double quote becomes ``, so that the rule of the
+# final period does not take it for a closing one. `_split` restores the quote.
 _PAD = r" \g<0> "
-_SPACE = r"[^\S\x1c-\x1f]"  # to `regex`, the ASCII separators are no space
+_SPACE = r"[^\S\x1c-\x1f]"  # in `regex`, the ASCII separators are not whitespace
 _CLOSERS = "])}>\"'»”’"
 _TREEBANK: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # quotes that open
     (r"[«“‘„]|``?", _PAD),
     (r'\A"', " `` "),
     (r"""([ (\[{<])(?:"|'')""", r"\1 `` "),
-    (r"(?i)'(?=(?:re|ve|ll|[mtsdn])?+(.))", _part_opening_apostrophe),
+    (r"(?i)'(?=(?:re|ve|ll|[mtsdn])?+(.))", _split_opening_apostrophe),
     # punctuation: the final period, commas and colons outside numbers, ellipses, signs, dashes
     (rf"([^.])\.([{re.escape(_CLOSERS)} ]*+){_SPACE}*$", r"\1 . \2 "),
     (r"([:,])(\D|$)", r" \1 \2"),
     (r"\.{2,}|[;@#$%&?!\u2012-\u2015]", _PAD),
     (r"([^'])' ", r"\1 ' "),
     (r"[][(){}<>*]|--", _PAD),
-    # the rules that follow want a space at both ends of the text
+    # the following rules need a space at both ends of the text
     (r"\A|\Z", " "),
     # quotes that close, and clitics
     (r"""[»”’"]|''""", _PAD),
@@ -73,20 +70,20 @@ _RULES: Final = [(re.compile(pattern), replacement) for pattern, replacement in 
 
 
 def _split(text: str) -> list[str]:
-    """The tokens of `text` by the rules: slices of `text`, in order, that leave out whitespace alone."""
+    """The tokens of `text` by the rules: slices of `text`, in order, without whitespace."""
     spaced = text
     for pattern, replacement in _RULES:
         spaced = pattern.sub(replacement, spaced)
     tokens = spaced.split()
     if '"' in text or "''" in text:
-        # Every double quote is a token of its own, so the quotes of the text and those of the tokens go in step.
+        # Every double quote is a token of its own, so the n-th quote of the text is the n-th quote token.
         quotes = re.finditer(r"""``|''|\"""", text)
         tokens = [next(quotes).group() if token in ("``", "''", '"') else token for token in tokens]
     return tokens
 
 
-# Most chunks are a word with punctuation around it, of which the rules make single characters; to see that is several
-# times faster than to run the rules. Inside a text a period stays with its word, at the end it is a token.
+# Most chunks are a word with punctuation around it, which the rules split into single characters. One match is several
+# times faster than all rules. Inside a text a period stays with its word; at the end it is a token.
 _OPENING, _CLITIC, _CLOSING = r"""([(\[{<"“]*)""", r"((?:'[sS])?)", r"""[])}>"”,;:?!]*"""
 _WORD = r"\w+(?:(?:[-./]|[,:](?=\d))\w+)*"
 _PLAIN_INSIDE: Final = re.compile(rf"{_OPENING}({_WORD}\.?){_CLITIC}({_CLOSING})")
@@ -95,14 +92,14 @@ _WRITTEN_TOGETHER: Final = re.compile("(?i)cannot|gimme|gonna|gotta|lemme|wanna"
 
 
 class _Chunks(dict[str, tuple[str, ...]]):
-    """The tokens of a piece of text that stands between spaces, remembered: running text repeats most of its pieces.
+    """A cache of the tokens of chunks, the pieces of text between spaces.
 
-    No rule looks past a space, except those of the start and the end of the text; hence one such memory for each
-    context. Threads may share it: a lost entry is only computed again.
+    Only the rules of the start and the end of a text look beyond a space; hence one cache per context. Threads may
+    share it: a lost entry is computed again.
     """
 
-    capacity = 1 << 18  # some 50 MB of English
-    longest = 64  # longer pieces are rarely seen twice
+    capacity = 1 << 18  # about 50 MB of English
+    longest = 64  # longer chunks rarely occur twice
 
     def __init__(self, *, first: bool, last: bool) -> None:
         super().__init__()
@@ -127,25 +124,30 @@ class _Chunks(dict[str, tuple[str, ...]]):
 
 
 _first, _inside = _Chunks(first=True, last=False), _Chunks(first=False, last=False)
-_last, _whole = _Chunks(first=False, last=True), _Chunks(first=True, last=True)
+_last, _only = _Chunks(first=False, last=True), _Chunks(first=True, last=True)
 _WHITESPACE: Final = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
 
 def tokenize(text: str) -> list[str]:
     """Split a text into tokens by the Penn Treebank rules (those of NLTK's `NLTKWordTokenizer`).
 
-    Tokens are slices of the text: a double quote stays `"`, where NLTK's `tokenize` writes `` or '' for it, and
-    whitespace is never part of one. Every string has a result; an empty or blank one has no tokens. The text should be
-    one sentence: a period is split from its word only at the end of the text.
+    Tokens are slices of the text without whitespace. A double quote stays `"`, where NLTK's `tokenize` returns `` or
+    ''. A period is split from its word only at the end of the text.
+
+    Args:
+        text: One sentence. An empty or blank string has no tokens.
+
+    Raises:
+        ValueError: If `text` is not a string.
 
     >>> tokenize('He said: "I cannot pay $3.50, Mr. Jones."')
     ['He', 'said', ':', '"', 'I', 'can', 'not', 'pay', '$', '3.50', ',', 'Mr.', 'Jones', '.', '"']
     """
     if not isinstance(text, str):
         raise ValueError(f"text is {reprlib.repr(text)} ({type(text).__name__}): expected a string")
-    # The rule of the final period looks back over closing brackets and quotes, spaces among them, to one more chunk.
+    # The rule of the final period looks back over closing brackets, quotes and spaces, to one more chunk.
     end = text.rfind(" ", 0, len(text.rstrip(_CLOSERS + _WHITESPACE))) + 1
     if end == 0:
-        return list(_whole[text])
+        return list(_only[text])
     first, *inside = text[: end - 1].split(" ")
     return [*_first[first], *chain.from_iterable(map(_inside.__getitem__, inside)), *_last[text[end:]]]

@@ -1,6 +1,6 @@
 """The vocabulary: the words that a language model predicts, and that a word-level model reads.
 
-Enters: a list of words or a file of one word per line.  Leaves: the id of each word, which is its place in the list.
+Input: a list of words, or a file with one word per line.  Output: the id of each word, which is its index in the list.
 """
 
 from __future__ import annotations
@@ -21,24 +21,35 @@ SPECIALS: Final = (BOS_TOKEN, EOS_TOKEN, UNK_TOKEN)
 
 
 class Vocabulary:
-    """The words that a language model predicts. A word's id is its place in the list.
+    """The words that a language model predicts. A word's id is its index in the list.
 
-    The list holds <S>, </S> and <UNK> once each: first in the files that we write, anywhere in those of others.
+    Args:
+        words: Distinct words, with <S>, </S> and <UNK> among them. elmokit writes these three first.
+
+    Raises:
+        ValueError: If a word occurs twice, or a special word is missing.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(words)
-        self._ids = {word: place for place, word in enumerate(self.words)}
+        self._ids = {word: number for number, word in enumerate(self.words)}
         if len(self._ids) < len(self.words):
-            first, word = next((place, word) for place, word in enumerate(self.words) if self._ids[word] != place)
-            raise ValueError(f"{word!r} is there twice, on lines {first + 1} and {self._ids[word] + 1}: remove one")
+            first, word = next((n, word) for n, word in enumerate(self.words) if self._ids[word] != n)
+            raise ValueError(f"{word!r} occurs twice, on lines {first + 1} and {self._ids[word] + 1}: remove one")
         if missing := [word for word in SPECIALS if word not in self._ids]:
-            raise ValueError(f"{', '.join(missing)} is missing: a vocabulary holds {', '.join(SPECIALS)} and words")
+            raise ValueError(f"{', '.join(missing)} is missing: a vocabulary has {', '.join(SPECIALS)} and words")
         self.bos_id, self.eos_id, self.unk_id = (self._ids[word] for word in SPECIALS)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read a file of one word a line."""
+        """Read a file with one word per line.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ValueError: If a line is empty or not UTF-8, or as for `Vocabulary`; the message names the file.
+        """
         words = []
         for number, line in enumerate(Path(path).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             try:
@@ -48,7 +59,7 @@ class Vocabulary:
             if not word:
                 raise ValueError(f"{path}: line {number} is empty: write one word on each line")
             words.append(word)
-        if words[-1] == "!!!MAXTERMID":  # the end mark of files in the tradition of lm_1b and bilm-tf: has no id there
+        if words[-1] == "!!!MAXTERMID":  # the end mark of files of lm_1b and bilm-tf, which has no id
             words.pop()
         try:
             return cls(words)
@@ -56,7 +67,7 @@ class Vocabulary:
             raise ValueError(f"{path}: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the words, one a line."""
+        """Write the words, one per line."""
         with replacing(Path(path)) as temporary:
             temporary.write_bytes(self._content())
 
@@ -69,11 +80,11 @@ class Vocabulary:
         return hashlib.sha256(self._content()).hexdigest()
 
     def id(self, word: str) -> int:
-        """A word's id; that of <UNK> for a word which is not in the vocabulary."""
+        """The id of a word; that of <UNK> for a word outside the vocabulary."""
         return self._ids.get(word, self.unk_id)
 
     def ids(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The ids of several words."""
+        """The ids of N words: (N,)."""
         return np.fromiter(map(self.id, words), np.int32, len(words))
 
     def __len__(self) -> int:
