@@ -163,7 +163,7 @@ def finetune(
     from elmokit.settings import read_setting
     from elmokit.storage import names as hub
 
-    settings = {"tokenized": tokenized, **dict(map(read_setting, overrides))}
+    settings = {**({"tokenized": True} if tokenized else {}), **dict(map(read_setting, overrides))}
     if vocabulary is not None:
         settings["vocabulary"] = vocabulary
     with downloads() as progress:

@@ -1,0 +1,75 @@
+"""Recipes and settings: every recipe of the package reads, and a wrong setting is named."""
+
+import pytest
+import torch
+from tiny_runs import MODEL, RECIPES
+
+from elmokit.network import BiLM
+from elmokit.pretraining import (
+    load_recipe,
+    pretrain,
+)
+
+
+def test_every_recipe_of_the_project_reads():
+    recipes = sorted(path.stem for path in RECIPES.glob("*.toml"))
+    assert {"tiny", "small", "medium", "original", "word-level", "chinese"} <= set(recipes)
+    for name in recipes:
+        load_recipe(RECIPES / f"{name}.toml")
+
+
+@pytest.mark.parametrize(("name", "count"), [("small", 13_593_296), ("medium", 28_027_728), ("original", 93_600_848)])
+def test_the_published_sizes_have_their_published_parameters(name, count):
+    _, model = load_recipe(RECIPES / f"{name}.toml")
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in BiLM(model).parameters()) == count
+
+
+def test_overrides_change_a_recipe(tmp_path):
+    recipe, model = load_recipe(
+        RECIPES / "tiny.toml",
+        ["train=a b.txt", 'heldout=["x", "y"]', "model.cell_dim=17", "ema_decay=null", "seed = 5"],
+    )
+    assert (recipe.train, recipe.heldout, recipe.ema_decay, recipe.seed) == ("a b.txt", ("x", "y"), None, 5)
+    assert model.cell_dim == 17
+
+
+@pytest.mark.parametrize(
+    ("content", "override", "message"),
+    [
+        ("batch_sise = 4", None, "unknown key 'batch_sise'"),
+        ("batch_size = 'many'", None, "batch_size must be int, not 'many'"),
+        ("[model]\ncells = 4", None, "unknown key 'cells'"),
+        ("[model]\ncell_dim = 0", None, "cell_dim must be at least 1"),
+        ("batch_size = ", None, "not a TOML file"),
+        ("", "batch_size", "write a setting as key=value"),
+        ("", "batch_size=0", "batch_size must be at least 1, not 0"),
+        ("", "learning_rate=0", "learning_rate must be above 0"),
+        ("", "dropout=1", "dropout must be 0 or more and less than 1"),
+        ("", "betas=[0.5, 1.5]", "betas must be 0 or more and less than 1"),
+        ("", "final_rate=2", "final_rate must be from 0 to 1"),
+        ("", "state_reset=-0.1", "state_reset must be from 0 to 1"),
+        ("", "train=[]", "train is empty"),
+        ("", "patience=3", "patience is 3, but heldout is not set"),
+        ("", "nowhere.key=3", "unknown key 'nowhere'"),
+    ],
+)
+def test_a_bad_recipe_names_the_file_and_the_key(tmp_path, content, override, message):
+    path = tmp_path / "recipe.toml"
+    path.write_text('train = "a"\nout = "b"\n' + content)
+    with pytest.raises(ValueError, match=r"recipe\.toml") as caught:
+        load_recipe(path, [override] if override else [])
+    assert message in str(caught.value)
+
+
+def test_a_recipe_that_does_not_exist_and_one_without_text_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such recipe"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ValueError, match="train"):
+        load_recipe(tmp_path / "empty.toml")
+
+
+def test_an_unknown_setting_of_pretrain_is_named(text, tmp_path):
+    with pytest.raises(ValueError, match="unknown key 'batchsize'"):
+        pretrain(**text, model=MODEL, out=tmp_path, batchsize=3)
