@@ -100,7 +100,7 @@ def test_a_parquet_file_without_a_text_column_is_an_error_that_names_the_columns
 def test_a_missing_package_is_an_error_that_names_the_extra(tmp_path, monkeypatch, name, module, extra):
     (tmp_path / name).write_bytes(b"")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf'{name} needs {module}: pip install "elmokit\[{extra}\]"'):
+    with pytest.raises(ImportError, match=rf'{name}: {module} is not installed: pip install "elmokit\[{extra}\]"'):
         count_words(tmp_path / name)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from elmokit.extras import require
 from elmokit.text import Tokenizer
 
 Paths = str | Path | Sequence[str | Path]
@@ -74,6 +75,7 @@ def read_blocks(files: list[Path], progress: Progress | None) -> Iterator[Block]
         ValueError: If a file is damaged or incomplete.
         ImportError: If a package to read a file is missing.
     """
+    _check_packages(files)
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
         begins, parts = True, [b""]
@@ -89,6 +91,17 @@ def read_blocks(files: list[Path], progress: Progress | None) -> Iterator[Block]
         if last := _without_byte_order_mark(b"".join(parts), begins):
             yield Block(file, begins, last)
         done += file.stat().st_size
+
+
+def _check_packages(files: list[Path]) -> None:
+    """Import the packages that read these files, before any work is done."""
+    packages = {".zst": ("zstandard", "train"), ".parquet": ("pyarrow", "parquet")}
+    for file in files:
+        if package := packages.get(file.suffix.lower()):
+            try:
+                require(package[0], extra=package[1])
+            except ImportError as error:
+                raise ImportError(f"{file}: {error}") from error
 
 
 def _without_byte_order_mark(content: bytes, begins_file: bool) -> bytes:
@@ -158,7 +171,7 @@ def _read_pieces(file: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _open_zst(raw: IO[bytes]) -> io.BufferedReader:
-    return io.BufferedReader(_ZstdReader(raw, _import("zstandard", raw.name, "train")))
+    return io.BufferedReader(_ZstdReader(raw, require("zstandard", extra="train")))
 
 
 class _ZstdReader(io.RawIOBase):
@@ -194,8 +207,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[bytes, int]]:
-    arrow = _import("pyarrow", file, "parquet")
-    parquet = _import("pyarrow.parquet", file, "parquet")
+    arrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")
     try:
         table = parquet.ParquetFile(file)
     except arrow.ArrowInvalid as error:
@@ -213,10 +225,3 @@ def _read_parquet(file: Path) -> Iterator[tuple[bytes, int]]:
             # As bytes: text that is not UTF-8 is then replaced and counted as in other files.
             rows = batch.column(0).cast(arrow.large_binary()).to_pylist()
             yield b"".join(row + b"\n\n" for row in rows if row), size * num_rows // table.metadata.num_rows
-
-
-def _import(module: str, file: str | Path, extra: str) -> Any:
-    try:
-        return __import__(module, fromlist=["_"])
-    except ImportError as error:
-        raise ImportError(f'{file} needs {module}: pip install "elmokit[{extra}]"') from error

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from elmokit.extras import require
+
 logger = logging.getLogger(__name__)
 
 METRICS_FILE, SPEED_FILE = "metrics.jsonl", "speed.jsonl"
@@ -70,9 +72,11 @@ class Metrics:
 
 
 def _open_tensorboard(folder: Path) -> Any:
+    """A writer of events; None if TensorBoard is not installed."""
     try:
+        require("tensorboard", extra="train")
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        logger.info('no TensorBoard events: pip install "elmokit[train]" for them; metrics.jsonl has all numbers')
+    except ImportError as error:
+        logger.info("no TensorBoard events: %s; metrics.jsonl has all numbers", error)
         return None
     return SummaryWriter(str(folder))
