@@ -15,7 +15,7 @@ from elmokit.corpus import (
 from elmokit.text import Vocabulary, tokenize
 
 
-def test_a_vocabulary_is_the_specials_then_words_by_frequency_then_spelling(tmp_path):
+def test_a_vocabulary_is_the_special_words_then_words_by_frequency_then_alphabet(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("b a c\n\na b d <S> <UNK> <UNK> <UNK>\nb\n")
     assert list(build_vocabulary(path, tokenized=True).words) == [*SPECIALS, "b", "a", "c", "d"]

@@ -90,10 +90,10 @@ def test_a_corpus_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch):
     for seed in range(2):
         paths.append(tmp_path / f"{seed}.txt")
         paths[-1].write_text(as_text(make_documents(seed, 50)), encoding="utf-8")
-    alone = count_words(paths, workers=1)
+    by_one = count_words(paths, workers=1)
     together = count_words(paths, workers=2)
-    assert together == alone
-    assert alone.total() > 1000
+    assert together == by_one
+    assert by_one.total() > 1000
     vocabulary = build_vocabulary(paths, workers=1)
     one = prepare(paths, tmp_path / "one", vocabulary=vocabulary, workers=1)
     two = prepare(paths, tmp_path / "two", vocabulary=vocabulary, workers=2)

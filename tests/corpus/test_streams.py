@@ -135,16 +135,16 @@ def test_another_seed_gives_another_order_and_the_same_seed_the_same(tmp_path):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_share_the_rows_that_one_process_would_have(tmp_path, world_size):
     corpus, _ = make_corpus(tmp_path, make_documents(14, 30))
-    alone = Streams(corpus, batch_size=6, unroll=7, seed=5)
+    single = Streams(corpus, batch_size=6, unroll=7, seed=5)
     ranks = [
         Streams(corpus, batch_size=6 // world_size, unroll=7, seed=5, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     for _ in range(3 * corpus.num_pairs // 42):
-        whole, parts = alone.next(), [streams.next() for streams in ranks]
+        whole, parts = single.next(), [streams.next() for streams in ranks]
         for field in FIELDS:
             assert np.array_equal(getattr(whole, field), np.concatenate([getattr(part, field) for part in parts]))
-        assert {streams.state for streams in ranks} == {alone.state}
+        assert {streams.state for streams in ranks} == {single.state}
 
 
 @pytest.mark.parametrize("chunk_pairs", [1, 100, 1 << 20])
@@ -202,7 +202,7 @@ def test_evaluation_reads_every_pair_once_in_rows_of_complete_sentences(tmp_path
     assert weights.shape == (rows, len(batches) * unroll)
     assert set(weights.ravel().tolist()) <= {0.0, 1.0}
     lengths = weights.sum(axis=1).astype(int)
-    assert (np.diff(weights, axis=1) <= 0).all(), "a row is filled up at its end alone"
+    assert (np.diff(weights, axis=1) <= 0).all(), "a row is padded at its end only"
     longest_sentence = max(len(sentence) + 1 for document in documents for sentence in document)
     assert (lengths <= corpus.num_pairs // rows + 1 + longest_sentence).all()
     forward, backward = (
@@ -217,7 +217,7 @@ def test_evaluation_reads_every_pair_once_in_rows_of_complete_sentences(tmp_path
     assert [pair for row in backward for pair in reversed(row)] == expected_backward
 
 
-def test_the_shared_text_goes_through_vocabulary_corpus_and_streams(tmp_path):
+def test_the_shared_text_becomes_a_vocabulary_a_corpus_and_streams(tmp_path):
     source = (
         Path(os.environ.get("ELMOKIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
         / "data/pretrain/heldout-wiki.txt"

@@ -48,7 +48,7 @@ def spelled(row):
 
 
 def read_back(corpus):
-    """The documents of a corpus, from its arrays alone."""
+    """The documents of a corpus, from its arrays only."""
     words = [spelled(row) for row in corpus.forms]
     documents = []
     for start, end in zip(corpus.documents[:-1], corpus.documents[1:], strict=True):

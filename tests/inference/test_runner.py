@@ -1,4 +1,4 @@
-"""Batches by length, and the memory of word vectors."""
+"""Batches by length, and the cache of word vectors."""
 
 import pytest
 import torch

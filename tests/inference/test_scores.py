@@ -1,4 +1,4 @@
-"""What a language model says of text equals what the float64 reference says, however the text is batched."""
+"""Scores of text equal those of the float64 reference, however the text is batched."""
 
 import math
 from collections import Counter
@@ -114,7 +114,7 @@ def test_heldout_perplexity_carries_the_state_through_the_text(case, corpus, unr
 
 def test_heldout_runs_side_by_side_each_count_once(case, tmp_path):
     corpus = make_corpus(tmp_path, [SENTENCES[0], SENTENCES[0], SENTENCES[0]])
-    # three rows of one sentence each: no state is carried, and a batch_size that is too large is no error
+    # three rows of one sentence each: no state is carried, and a batch_size that is too large is not an error
     found = heldout_perplexity(case.bilm, case.output, corpus, batch_size=100, unroll=4)
     assert found.num_tokens == corpus.num_pairs
     assert found.both == pytest.approx(perplexity_of(case.scorer.log_probs(SENTENCES[:1])).both, rel=1e-4)

@@ -1,4 +1,4 @@
-"""`layers=` is read in one place, and means the same everywhere."""
+"""`layers=` is checked in one module and means the same everywhere."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The losses against their written definitions in float64 NumPy, and against finite differences."""
+"""The losses against their definitions in float64 NumPy, and against finite differences."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_the_same_generator_state_gives_the_same_draw_and_the_next_differs():
     assert not torch.equal(next_.ids, first.ids)
 
 
-def test_expected_counts_are_the_share_of_draws_that_hold_a_word():
+def test_expected_counts_are_the_fraction_of_draws_that_contain_a_word():
     sampler, generator, rounds = LogUniformSampler(40, 10), torch.Generator().manual_seed(0), 4000
     tries, words = 25, torch.arange(40)
     found = np.zeros(40)

@@ -78,7 +78,7 @@ def test_the_reference_itself_gives_the_published_activations(golden):
                 np.testing.assert_allclose(run.layers[-1], published, atol=1e-6, rtol=1e-5)
 
 
-def test_both_clips_bite_in_a_share_of_the_random_models(official_model):
+def test_both_clips_have_an_effect_in_a_fraction_of_the_random_models(official_model):
     model = official_model(3, layers=1)
     runs = [model.expected(sentence) for sentence in SENTENCES]
     cells = np.concatenate([cell for run in runs for _, cell in run.state.values()])
@@ -164,7 +164,7 @@ def test_any_variant_of_any_size_equals_the_reference(official_model, seed, vari
 
 
 @given(sentences=batches, max_characters=st.sampled_from([3, 6, 50]))
-def test_the_package_spells_words_as_the_reference_does(sentences, max_characters):
+def test_the_package_encodes_words_as_the_reference_does(sentences, max_characters):
     options = {"char_cnn": {"max_characters_per_token": max_characters}}
     expected = reference.shifted_ids(options, sentences)
     assert np.array_equal(batch_to_ids(sentences, max_characters=max_characters).numpy(), expected)
@@ -210,7 +210,7 @@ def test_carried_state_gives_what_the_reference_gives_with_carried_state(officia
             close(second.state.cell[layer, which, row], cell, 1e-5)
 
 
-def test_a_call_remembers_nothing_and_leaves_its_state_alone(official_model):
+def test_a_call_keeps_no_state_and_does_not_change_its_argument(official_model):
     model = official_model(5)
     bilm = load(model)
     ids = model.ids(SENTENCES)
@@ -256,7 +256,7 @@ def alone(model, bilm):
     return {tuple(sentence): bilm(model.ids([sentence])).layers[:, 0] for sentence in SENTENCES}
 
 
-def test_a_sentence_embeds_the_same_alone_and_in_any_batch(model, bilm, alone):
+def test_a_sentence_has_the_same_vectors_in_a_batch_of_one_and_in_any_batch(model, bilm, alone):
     assert_same_sentences(bilm(model.ids(SENTENCES)), SENTENCES, alone)
     for other in SENTENCES:
         pair = [SENTENCES[0], other]
@@ -338,7 +338,7 @@ def test_boundary_tokens_are_kept_where_asked(model, bilm):
 def test_layer_0_is_the_token_vector_twice(model, bilm):
     layer = bilm(model.ids(SENTENCES)).layers[0]
     assert torch.equal(layer[..., :8], layer[..., 8:])
-    assert torch.equal(layer[0, 1], layer[2, 4])  # "bank", wherever it stands
+    assert torch.equal(layer[0, 1], layer[2, 4])  # "bank", at any position
     assert not torch.equal(layer[0, 1], layer[0, 0])
 
 
@@ -357,7 +357,7 @@ def test_forward_does_not_see_later_tokens_nor_backward_earlier_ones(bilm, k):
     )
     assert torch.equal(layers[:, : k + 1, :8], with_later[:, : k + 1, :8])
     assert torch.equal(layers[:, k:, 8:], with_earlier[:, k:, 8:])
-    # layer 0 sees its own token alone; the others see all on their side
+    # layer 0 depends on its own token only; the others on all tokens on their side
     assert torch.equal(layers[0, k], with_later[0, k])
     assert torch.equal(layers[0, k], with_earlier[0, k])
     if k < 8:
@@ -395,7 +395,7 @@ def test_trimming_of_characters_changes_nothing(official_model, monkeypatch, act
         close(together[n : n + 1], encoder(ids), 1e-12)
 
 
-def test_a_window_of_pads_alone_can_win_the_maximum(official_model):
+def test_a_window_of_pads_only_can_be_the_maximum(official_model):
     model = official_model(highways=0, filters=((1, 2), (3, 4)))
     model.arrays["char_embed"][reference.PAD] = 2.0
     model.arrays["CNN/W_cnn_1"][:] = 0.3
@@ -488,7 +488,7 @@ def test_a_row_without_steps_keeps_its_state_and_layers_without_steps_have_no_ou
         assert torch.equal(after.cell, state.cell)
 
 
-def test_the_whole_bilm_learns(official_model):
+def test_all_parameters_of_the_bilm_learn(official_model):
     model = official_model(2)
     bilm = load(model).train().requires_grad_(True)
     bilm(model.ids(SENTENCES)).layers.square().sum().backward()
@@ -529,7 +529,7 @@ def test_padding_has_no_part_in_the_layer_norm():
     assert torch.equal(mix(layers, mask)[mask], mix(noisy, mask)[mask])
 
 
-def test_the_regulariser_is_the_sum_of_squares_of_the_weights_alone():
+def test_the_regularization_is_the_sum_of_squares_of_the_weights_only():
     mix = ScalarMix(3).requires_grad_(False)
     mix.weights.copy_(torch.tensor([1.0, -2.0, 3.0]))
     mix.gamma.fill_(9.0)

@@ -1,4 +1,4 @@
-"""Muon: one update is the written definition in NumPy, a run that stops goes on bit by bit, and it learns."""
+"""Muon: an update is that of the definition in NumPy, a run that stops resumes bit by bit, and it learns."""
 
 import dataclasses
 import math
@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiny_runs import MODEL
 
-from elmokit.config import BiLMConfig
 from elmokit.corpus import Streams, build_vocabulary, prepare
 from elmokit.pretraining import PretrainConfig, muon, pretrain
 from elmokit.pretraining.batches import BatchMaker, StepBatches
@@ -16,7 +16,6 @@ from elmokit.pretraining.processes import Processes
 from elmokit.pretraining.step import LanguageModel, Learner
 from elmokit.storage.snapshots import Snapshots
 
-MODEL = BiLMConfig(char_dim=3, filters=((1, 4), (2, 5), (3, 4)), num_highways=1, cell_dim=8, projection_dim=6)
 SETTINGS = {
     "batch_size": 4, "unroll": 5, "steps": 40, "eval_every": 10, "checkpoint_every": 10, "log_every": 10,
     "loss": "full", "optimizer": "muon", "learning_rate": 0.01, "warmup_steps": 2, "final_rate": 0.1, "clip_norm": 1.0,
@@ -106,7 +105,7 @@ def test_updates_are_those_of_the_definition(corpus, weight_decay):
             np.testing.assert_allclose(parameters[name].detach().numpy(), expected, atol=1e-6, err_msg=name)
 
 
-def test_what_is_no_matrix_of_muons_takes_the_steps_of_adamw(corpus):
+def test_other_parameters_than_matrices_take_the_steps_of_adamw(corpus):
     learner, other = (make_learner(corpus, optimizer=optimizer) for optimizer in ("muon", "adamw"))
     (given,) = make_steps(corpus, 1)
     for one in (learner, other):
@@ -137,7 +136,7 @@ def test_it_learns(text, tmp_path):
 
 
 @pytest.mark.parametrize("loss", [{}, {"loss": "sampled", "num_negatives": 4}], ids=["full", "sampled"])
-def test_a_run_that_stopped_goes_on_bit_by_bit(text, tmp_path, loss):
+def test_a_run_that_stopped_resumes_bit_by_bit(text, tmp_path, loss):
     settings = {**SETTINGS, **loss}
     pretrain(**text, model=MODEL, out=tmp_path / "whole", **settings)
     step, left = Learner.step, [25]

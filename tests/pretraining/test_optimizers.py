@@ -13,7 +13,7 @@ from elmokit.pretraining.step import Learner
 
 
 def plain_steps(learner: Learner, given, optimizer, *, scale: float, clip: float, negatives=None) -> None:
-    """The same steps by torch's own optimizers, autograd and clipping, on a model that is no flat tensor."""
+    """The same steps by torch's own optimizers, autograd and clipping, on a model that is not one flat tensor."""
     model = learner.model
     bare = Learner(model, dataclasses.replace(learner.config, ema_decay=None), Processes())
     state = model.bilm.initial_state(4)

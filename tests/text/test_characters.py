@@ -1,4 +1,4 @@
-"""characters.py: tokens equal NLTK's, ids equal the published definition, and bad input is told apart."""
+"""Characters and tokens: tokens equal NLTK's, ids equal the published definition, bad input is reported."""
 
 import random
 import subprocess
@@ -154,7 +154,7 @@ def test_what_is_no_text_is_named(text: object) -> None:
         tokenize(text)  # type: ignore[arg-type]
 
 
-def test_tokenizing_and_spelling_need_neither_torch_nor_nltk() -> None:
+def test_tokenizing_and_encoding_need_neither_torch_nor_nltk() -> None:
     code = (
         "import sys\n"
         "from elmokit.text import tokenize, words_to_ids\n"
@@ -223,14 +223,14 @@ NASTY_WORDS += [
 ]
 
 
-def test_words_are_spelled_as_published() -> None:
+def test_words_are_encoded_as_published() -> None:
     ids = words_to_ids(NASTY_WORDS)
     assert ids.dtype == np.int16
     assert ids.tolist() == [spelled(word) for word in NASTY_WORDS]
 
 
 @given(st.lists(st.text(max_size=60) | st.sampled_from(NASTY_WORDS)), st.integers(3, 60))
-def test_any_words_are_spelled_as_published_at_any_width(words: list[str], width: int) -> None:
+def test_any_words_are_encoded_as_published_at_any_width(words: list[str], width: int) -> None:
     assert words_to_ids(words, max_characters=width).tolist() == [spelled(word, width) for word in words]
 
 
@@ -323,6 +323,6 @@ def test_a_long_value_is_named_in_short() -> None:
     assert len(str(refusal.value)) < 200
 
 
-def test_the_place_in_an_error_counts_from_where_the_caller_stands() -> None:
+def test_the_position_in_an_error_counts_from_the_first_sentence_of_the_caller() -> None:
     with pytest.raises(ValueError, match=r"sentences\[41\] is None"):
         as_tokens(["fine", None], first=40)

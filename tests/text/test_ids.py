@@ -1,4 +1,4 @@
-"""The three ways that words become ids keep one contract."""
+"""Words as ids: the three kinds keep one contract."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How a text is cut: three rules, tokens that are slices of the text, sentences."""
+"""Tokenizers: three rules, tokens that are slices of the text, sentences."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ def test_offsets_cut_the_tokens_out_of_the_text(name, text):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=TEXTS)
-def test_sentences_hold_offsets_of_the_whole_text_and_lose_no_character(name, text):
+def test_sentences_have_offsets_in_the_complete_text_and_lose_no_character(name, text):
     tokens = [token for sentence in Tokenizer(name).sentences(text) for token in sentence]
     assert all(text[t.start : t.end] == t.text for t in tokens)
     assert "".join(t.text for t in tokens).split() == ["".join(text.split())] * bool(tokens) or name == "treebank"
