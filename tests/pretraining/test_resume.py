@@ -83,7 +83,7 @@ CHILD = """
 
 
 def run_killed(folder: Path, text: dict[str, str], kills: list, **settings) -> list[int]:
-    """Exit statuses of an uninterrupted run, of runs in another folder that were killed, and of the one that completes it."""
+    """Exit statuses of an uninterrupted run, of killed runs in another folder, and of the run that completes them."""
     job = {
         "model": dataclasses.asdict(MODEL), "settings": {**SETTINGS, **text, **settings}, "kills": kills,
         "whole": str(folder / "whole"), "killed": str(folder / "killed"),
