@@ -56,8 +56,7 @@ def test_fine_tuning_an_official_model_starts_a_new_softmax(official_model, text
     model.save_pretrained(tmp_path / "given")
     files = load(tmp_path / "given")
     assert files.softmax is None
-    settings = {**SETTINGS, "steps": 2, "tokenized": False}  # official models have the Treebank tokenizer
-    result = finetune(files, **text, out=tmp_path / "tuned", vocabulary_size=20, **settings)
+    result = finetune(files, **text, out=tmp_path / "tuned", vocabulary_size=20, **{**SETTINGS, "steps": 2})
     tuned = load(result.folder)
     assert len(tuned.softmax["weight"]) == len(tuned.vocabulary) == 20
     name = "layers.0.input_weight"

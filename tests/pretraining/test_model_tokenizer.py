@@ -83,3 +83,14 @@ def test_fine_tuning_uses_and_keeps_the_tokenizer_of_the_model(chinese, tmp_path
     with pytest.raises(ValueError, match='tokenized = True means the tokenizer "spaces", the model has "characters"'):
         finetune(folder, train=text, out=tmp_path / "other", **{**settings, "tokenized": True})
     assert not (tmp_path / "other").exists()
+
+
+def test_text_that_is_already_tokenized_can_tune_a_model_of_the_treebank_rules(text, tmp_path):
+    settings = {**SETTINGS, "steps": 1}
+    pretrain(train=text["train"], out=tmp_path / "run", model=MODEL, **{**settings, "tokenized": False})
+    finetune(tmp_path / "run", train=text["train"], out=tmp_path / "tuned", **{**settings, "tokenized": True})
+    assert load(tmp_path / "tuned").tokenizer == "treebank"
+    with pytest.raises(ValueError, match='means the tokenizer "characters", the model has "treebank"'):
+        finetune(
+            tmp_path / "run", train=text["train"], out=tmp_path / "other", **{**settings, "tokenized": "characters"}
+        )

@@ -13,6 +13,7 @@ import torch
 
 from elmokit.config import BiLMConfig
 from elmokit.corpus import Corpus, build_vocabulary, prepare
+from elmokit.corpus.sources import tokenizer_of
 from elmokit.pretraining.settings import PretrainConfig
 from elmokit.pretraining.step import LanguageModel
 from elmokit.storage.folder import ModelFiles
@@ -72,6 +73,27 @@ def open_data(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles | N
 
     heldout = None if config.heldout is None else corpus(config.heldout, "heldout")
     return Data(vocabulary, corpus(config.train, "train"), heldout)
+
+
+def check_tokenizer(config: PretrainConfig, initial: ModelFiles | None) -> None:
+    """Check that the text is split as the model to fine-tune splits strings.
+
+    Text for a model with the tokenizer "treebank" may already be split by its rules: `tokenized = True` agrees.
+
+    Args:
+        config: Settings of the run.
+        initial: Model to fine-tune, or None.
+
+    Raises:
+        ValueError: If `tokenized` contradicts the tokenizer of the model.
+    """
+    tokenizer = tokenizer_of(config.tokenized).name
+    if initial is None or initial.tokenizer == tokenizer or (initial.tokenizer, tokenizer) == ("treebank", "spaces"):
+        return
+    raise ValueError(
+        f'tokenized = {config.tokenized} means the tokenizer "{tokenizer}", the model has "{initial.tokenizer}": '
+        "leave out tokenized, or correct the tokenizer in the model's config.json"
+    )
 
 
 def _is_prepared(paths: str | tuple[str, ...]) -> bool:

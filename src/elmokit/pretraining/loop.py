@@ -38,7 +38,7 @@ from elmokit.files import replacing
 from elmokit.inference.scores import perplexity_of_loss
 from elmokit.pretraining.batches import BatchMaker, Loader
 from elmokit.pretraining.card import RECIPE_FILE, check_recipe, model_card
-from elmokit.pretraining.data import fit_word_table, make_model, open_data
+from elmokit.pretraining.data import check_tokenizer, fit_word_table, make_model, open_data
 from elmokit.pretraining.metrics import METRICS_FILE, SPEED_FILE, Metrics, truncate
 from elmokit.pretraining.optimizers import rates_at
 from elmokit.pretraining.processes import Processes, StopSignals, join_processes
@@ -95,8 +95,8 @@ def finetune(
 ) -> PretrainResult:
     """Continue training a model on other text.
 
-    The output layer is kept if the model has one and its vocabulary is used; otherwise it is initialized anew. The text
-    is cut by the model's tokenizer.
+    The output layer is kept if the model has one and its vocabulary is used; otherwise it is initialized anew. The
+    model keeps its tokenizer.
 
     Args:
         model: A model folder, or the files of any model that can be loaded.
@@ -104,8 +104,8 @@ def finetune(
         out: As for `pretrain`.
         heldout: As for `pretrain`.
         on_progress: As for `pretrain`.
-        settings: Any other field of `PretrainConfig`. `tokenized` must agree with the model's tokenizer, which is the
-            default.
+        settings: Any other field of `PretrainConfig`. By default the text is split by the model's tokenizer, and
+            `tokenized` must agree with it. True also agrees with "treebank": the text is already split.
 
     Returns:
         As for `pretrain`.
@@ -144,12 +144,7 @@ def run_recipe(
         DivergenceError: As for `pretrain`.
         OSError: As for `pretrain`.
     """
-    tokenizer = tokenizer_of(config.tokenized).name
-    if initial is not None and initial.tokenizer != tokenizer:
-        raise ValueError(
-            f'tokenized = {config.tokenized} means the tokenizer "{tokenizer}", the model has "{initial.tokenizer}": '
-            "leave out tokenized, or correct the tokenizer in the model's config.json"
-        )
+    check_tokenizer(config, initial)
     with join_processes(config.device) as processes:
         if config.batch_size % processes.world_size:
             raise ValueError(
@@ -172,6 +167,7 @@ class _Run:
         on_progress: OnProgress | None,
     ) -> None:
         self.config, self.processes, self.on_progress = config, processes, on_progress
+        self.tokenizer = tokenizer_of(config.tokenized).name if initial is None else initial.tokenizer
         self.out = Path(config.out)
         self.is_first = processes.rank == 0
         if self.is_first:  # the other processes open what this one prepares
@@ -388,13 +384,13 @@ class _Run:
 
     def _save_model(self) -> None:
         """Write the model folder."""
-        model, tokenizer = self.learner.trained, tokenizer_of(self.config.tokenized).name
+        model = self.learner.trained
         files = ModelFiles(
             self.model_config,
             {name: tensor.detach().cpu().clone() for name, tensor in model.bilm.state_dict().items()},
             {name: tensor.detach().cpu().clone() for name, tensor in model.output.state_dict().items()},
             self.data.vocabulary,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer,
         )
         card = model_card(
             self.config,
@@ -403,7 +399,7 @@ class _Run:
             self.state,
             num_steps=self.num_steps,
             unigram=self.unigram,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer,
         )
         try:
             with replacing(self.out / CARD_FILE) as path:

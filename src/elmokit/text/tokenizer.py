@@ -49,8 +49,9 @@ class Tokenizer:
     def with_offsets(self, text: str) -> list[Token]:
         """Split one sentence into tokens with offsets: `text[token.start:token.end] == token.text`.
 
-        >>> Tokenizer().with_offsets("It's  here.")[-2:]
-        [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
+        Examples:
+            >>> Tokenizer().with_offsets("It's  here.")[-2:]
+            [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
         """
         tokens, end = [], 0
         for word in self(text):
@@ -66,8 +67,9 @@ class Tokenizer:
         whitespace and not by a lowercase letter. The period of an initial, of an abbreviation such as U.S., or of a
         title such as Mr. does not end a sentence.
 
-        >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
-        [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
+        Examples:
+            >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
+            [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
         """
         bounds, chunk = [0], 0
         for space in re.finditer(r"\s+", text):
