@@ -459,8 +459,8 @@ def test_ids_of_bytes_are_refused(tmp_path):
         (lambda lists: lists["words"].append(3), r"lexicon\.json: 'words' must be a list of strings"),
         (lambda lists: lists["words"].append("cat"), r"lexicon\.json: the word 'cat' occurs twice"),
         (lambda lists: lists["characters"].append("a"), r"lexicon\.json: the character 'a' is there twice"),
-        (lambda lists: lists["characters"].append("ab"), r"lexicon\.json: 'ab' is no character"),
-        (lambda lists: lists["characters"].append(""), r"lexicon\.json: '' is no character"),
+        (lambda lists: lists["characters"].append("ab"), r"lexicon\.json: 'ab' is not a single character"),
+        (lambda lists: lists["characters"].append(""), r"lexicon\.json: '' is not a single character"),
         (
             lambda lists: lists["words"].pop(),
             r"lexicon\.json: a lexicon of 19 characters and 7 words, the model asks",
@@ -496,7 +496,7 @@ def test_a_model_and_its_lexicon_must_fit():
         ({"num_lexicon_words": -1}, "num_lexicon_words must be 0 or more, not -1"),
         ({"num_lexicon_characters": -1}, "num_lexicon_characters must be 0 or more, or null, not -1"),
         ({"num_lexicon_characters": 1, "num_lexicon_words": 4}, "num_lexicon_words is 4, so word_dim must be above 0"),
-        ({"num_lexicon_characters": 1, "num_words": 4}, "is no word-level model"),
+        ({"num_lexicon_characters": 1, "num_words": 4}, "so num_words must be null"),
         ({"num_lexicon_characters": 1, "filters": ()}, "filters is empty"),
     ],
 )
