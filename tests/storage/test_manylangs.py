@@ -458,7 +458,7 @@ def test_ids_of_bytes_are_refused(tmp_path):
         (lambda lists: lists.pop("words"), r"lexicon\.json: 'words' must be a list of strings"),
         (lambda lists: lists["words"].append(3), r"lexicon\.json: 'words' must be a list of strings"),
         (lambda lists: lists["words"].append("cat"), r"lexicon\.json: the word 'cat' occurs twice"),
-        (lambda lists: lists["characters"].append("a"), r"lexicon\.json: the character 'a' is there twice"),
+        (lambda lists: lists["characters"].append("a"), r"lexicon\.json: the character 'a' occurs twice"),
         (lambda lists: lists["characters"].append("ab"), r"lexicon\.json: 'ab' is not a single character"),
         (lambda lists: lists["characters"].append(""), r"lexicon\.json: '' is not a single character"),
         (
