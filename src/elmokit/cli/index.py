@@ -1,7 +1,4 @@
-"""The verbs of the command line that keep words in context and find them again: index build, add, info; neighbours.
-
-Enters and leaves: as in `cli`, which gathers all verbs.  What a verb needs is imported inside it.
-"""
+"""The verbs that store words in context and find similar ones: index build, add, info; neighbours."""
 
 from __future__ import annotations
 
@@ -15,42 +12,42 @@ import click
 
 from elmokit.cli.terminal import (
     Advance,
+    device_option,
     json_option,
+    layers_option,
     load_model,
-    model_options,
+    model_option,
     print_result,
     print_table,
     progress_bar,
+    tokenized_as,
     tokenized_option,
 )
 
 if TYPE_CHECKING:
-    from elmokit.index import Layer, Neighbour, WordIndex
+    from elmokit.corpus.sources import Tokenized
+    from elmokit.index import Neighbour, WordIndex
     from elmokit.model import ELMo
 
 FOLDER = click.Path(path_type=Path)
+store_model_option = click.option(
+    "--model", metavar="MODEL", help="Model folder, name or Hugging Face id.  [default: the model of the store]"
+)
 
 
 @click.group()
 def index() -> None:
-    """Keep every word of a corpus in its context, to find those nearest to another."""
-
-
-def _read_layer(_: click.Context, __: click.Parameter, value: str) -> Layer:
-    if value.isdecimal():
-        return int(value)
-    if value not in ("top", "average"):
-        raise ValueError(f"--layer is top, average or a number from 0, not {value!r}")
-    return value  # type: ignore[return-value]
+    """Store the words of a corpus in their contexts."""
 
 
 @index.command()
 @click.argument("corpus", nargs=-1, required=True)
-@click.option("-o", "--out", "folder", type=FOLDER, default="store", show_default=True, help="The folder to make.")
-@model_options
-@click.option("--layer", default="average", show_default=True, callback=_read_layer, help="top, average, or 0, 1, 2 …")
-@click.option("--skip-punctuation", is_flag=True, help="Leave out tokens without a letter or digit.")
-@click.option("--skip-words", type=FOLDER, help="File with words to leave out, one a line.")
+@click.option("-o", "--out", "folder", type=FOLDER, default="store", show_default=True, help="Folder to write.")
+@model_option
+@device_option
+@layers_option("average", "Layer of the vectors", names="average, top", flag="--layer")
+@click.option("--skip-punctuation", is_flag=True, help="Leave out tokens that have no letter and no digit.")
+@click.option("--skip-words", type=FOLDER, help="File of words to leave out, separated by spaces or lines.")
 @tokenized_option
 @json_option
 def build(
@@ -58,51 +55,57 @@ def build(
     folder: Path,
     model: str | None,
     device: str | None,
-    layer: Layer,
+    layer: Any,
     skip_punctuation: bool,
     skip_words: Path | None,
     tokenized: bool,
     as_json: bool,
 ) -> None:
-    """Make a store of every word of CORPUS: text files or globs, one sentence a line, .gz, .xz, .zst or .parquet too.
+    """Store the vectors of all words of CORPUS.
 
-    A build that was stopped goes on when the same command is given again.
+    CORPUS: files or globs of .txt, .gz, .xz, .zst or .parquet files, one sentence per line. If a build is stopped, the
+    same command resumes it.
     """
     from elmokit.corpus.sources import find_files
     from elmokit.index import SETTINGS_FILE, WordIndex
+    from elmokit.inference.views import check_layers
 
     files = find_files(list(corpus))
     skipped = [] if skip_words is None else skip_words.read_text(encoding="utf-8").split()
-    chosen = {
-        "layer": layer,
-        "skip_punctuation": skip_punctuation,
-        "skip_words": tuple(sorted({word.casefold() for word in skipped})),
-    }
-    if (folder / SETTINGS_FILE).exists():
-        store = WordIndex.open(folder)
-        for setting, value in chosen.items():
-            if (there := getattr(store.settings, setting)) != value:
-                raise ValueError(f"{folder} was made with {setting} {there!r}, not {value!r}: name another folder")
-        elmo = load_model(model or store.settings.model, device)
-    else:
-        elmo = load_model(model, device)
+    store = WordIndex.open(folder) if (folder / SETTINGS_FILE).exists() else None
+    elmo = load_model(model or (None if store is None else store.settings.model), device)
+    layer = check_layers(layer, elmo.num_layers, single=True)
+    if store is None:
         name = str(Path(model).resolve()) if model is not None and Path(model).exists() else model
         store = WordIndex.create(
             folder, elmo, layer=layer, skip_punctuation=skip_punctuation, skip_words=skipped, model_name=name
         )
+    else:
+        options = {
+            "layer": layer,
+            "skip_punctuation": skip_punctuation,
+            "skip_words": tuple(sorted({word.casefold() for word in skipped})),
+        }
+        for option, value in options.items():
+            if (stored := getattr(store.settings, option)) != value:
+                raise ValueError(f"{folder} was made with {option} {stored!r}, not {value!r}: name another folder")
     _add_files(store, elmo, files, tokenized, as_json)
 
 
 @index.command()
 @click.argument("folder", metavar="STORE", type=FOLDER)
 @click.argument("corpus", nargs=-1, required=True)
-@model_options
+@store_model_option
+@device_option
 @tokenized_option
 @json_option
 def add(
     folder: Path, corpus: tuple[str, ...], model: str | None, device: str | None, tokenized: bool, as_json: bool
 ) -> None:
-    """Add the words of CORPUS to STORE; of files that are in it already, what is new at their ends."""
+    """Add the words of CORPUS to STORE.
+
+    Of files that STORE already holds, only new lines at the end are added.
+    """
     from elmokit.corpus.sources import find_files
     from elmokit.index import WordIndex
 
@@ -114,7 +117,7 @@ def add(
 @click.argument("folder", metavar="STORE", type=FOLDER, default="store")
 @json_option
 def info(folder: Path, as_json: bool) -> None:
-    """Print what STORE holds."""
+    """Print what STORE holds: words, sentences, files and settings."""
     from elmokit.index import WordIndex
 
     store = WordIndex.open(folder)
@@ -130,30 +133,38 @@ def info(folder: Path, as_json: bool) -> None:
         "sources": {name: number for name, number, _ in contents.sources},
     }
     shown = {**result, "sources": ", ".join(f"{name} ({number:,})" for name, number in result["sources"].items())}
-    spelled = [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in shown.items()]
-    print_table(as_json, result, ["what", "value"], spelled)
+    rows = [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in shown.items()]
+    print_table(as_json, result, ["what", "value"], rows)
 
 
 @click.command()
 @click.argument("sentences", metavar="SENTENCE...", nargs=-1, required=True)
-@click.option("--store", "folder", type=FOLDER, default="store", show_default=True, help="Made by index build.")
-@click.option("-k", "--neighbours", "k", type=int, default=10, show_default=True, help="How many for each sentence.")
-@model_options
+@click.option(
+    "--store", "folder", type=FOLDER, default="store", show_default=True, help="Folder that `index build` wrote."
+)
+@click.option("-k", "--neighbours", "k", type=int, default=10, show_default=True, help="Number of words per SENTENCE.")
+@store_model_option
+@device_option
 @json_option
 def neighbours(
     sentences: tuple[str, ...], folder: Path, k: int, model: str | None, device: str | None, as_json: bool
 ) -> None:
-    """Print the words of a store nearest to the one in brackets of each SENTENCE, as in "He played the [bank] ."."""
+    """Print the words of a store that are nearest to a word.
+
+    The word is in brackets in each SENTENCE, as in "He sat by the [bank] .".
+    """
     from elmokit.index import WordIndex
 
     store = WordIndex.open(folder)
     elmo = load_model(model or store.settings.model, device)
-    found = {sentence: store.neighbours(elmo, sentence, k=k) for sentence in sentences}
+    nearest = {sentence: store.neighbours(elmo, sentence, k=k) for sentence in sentences}
     if as_json:
-        answers = [{"sentence": asked, "neighbours": [*map(dataclasses.asdict, near)]} for asked, near in found.items()]
+        answers = [
+            {"sentence": sentence, "neighbours": [*map(dataclasses.asdict, near)]} for sentence, near in nearest.items()
+        ]
         click.echo(json.dumps({"store": str(folder), "queries": answers}))
         return
-    for number, (sentence, near) in enumerate(found.items()):
+    for number, (sentence, near) in enumerate(nearest.items()):
         click.echo(("\n" if number else "") + sentence)
         for neighbour in near:
             click.echo(f"{neighbour.cosine:.4f}  {_mark(neighbour)}")
@@ -164,18 +175,19 @@ def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool
     plain = all(file.suffix.lower() not in (".gz", ".xz", ".zst", ".parquet") for file in files)
     with progress_bar("indexing", sum(file.stat().st_size for file in files) if plain else None) as advance:
         for file in files:
-            added = store.add(model, _read_sentences(file, tokenized, advance), source=str(file.resolve()))
+            rule = tokenized_as(model.tokenizer.name, tokenized)
+            added = store.add(model, _read_sentences(file, rule, advance), source=str(file.resolve()))
             num_words += added.num_words
             num_skipped += added.num_skipped
     result = {"store": str(store.folder), "added_words": num_words, "words": len(store)}
     result |= {"sentences": store.num_sentences, "known_sentences": num_skipped, "bytes": store.size_on_disk}
-    known = f"; {num_skipped:,} sentences were there before" if num_skipped else ""
+    known = f"; {num_skipped:,} sentences were already stored" if num_skipped else ""
     line = f"{store.folder}: {num_words:,} words added, {len(store):,} in {store.num_sentences:,} sentences now{known}"
     print_result(as_json, result, line)
 
 
-def _read_sentences(file: Path, tokenized: bool, advance: Advance) -> Iterator[list[str]]:
-    """The tokens of each line; the bar moves when they have been worked on."""
+def _read_sentences(file: Path, tokenized: Tokenized, advance: Advance) -> Iterator[list[str]]:
+    """The tokens of each line; a line advances the bar once it has been processed."""
     from elmokit.corpus.sources import read_blocks, report_replaced, sentences
 
     num_replaced = 0
@@ -189,5 +201,6 @@ def _read_sentences(file: Path, tokenized: bool, advance: Advance) -> Iterator[l
 
 
 def _mark(neighbour: Neighbour) -> str:
+    """The sentence of a neighbour, with the word in brackets."""
     before, after = neighbour.tokens[: neighbour.index], neighbour.tokens[neighbour.index + 1 :]
     return " ".join([*before, f"[{neighbour.word}]", *after])

@@ -1,7 +1,4 @@
-"""The verb of the command line that asks what the layers of a model know: probe, and probe mixes.
-
-Enters and leaves: as in `cli`, which gathers all verbs.  What the verb needs is imported inside it.
-"""
+"""The verbs that measure what the layers of a model know: probe, probe mixes."""
 
 from __future__ import annotations
 
@@ -11,19 +8,38 @@ from pathlib import Path
 
 import click
 
-from elmokit.cli.terminal import json_option, load_model, model_options, print_table, progress_bar
+from elmokit.cli.terminal import (
+    DEFAULT_MODEL,
+    device_option,
+    json_option,
+    load_model,
+    model_option,
+    print_table,
+    progress_bar,
+)
 
 
 @click.group(invoke_without_command=True)
-@model_options
+@model_option
+@device_option
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Folder with pos/, wsd/ and similarity/, or some of them."
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Folder of the data of probes: pos/, wsd/, similarity/, or some of them.",
 )
-@click.option("--heldout", multiple=True, type=click.Path(path_type=Path), help="Text whose perplexity is measured.")
-@click.option("--only", metavar="NAMES", help="Some probes, as in pos,wsd; by default all that have their data.")
+@click.option(
+    "--heldout",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Text to measure the perplexity of; can be repeated.",
+)
+@click.option("--only", metavar="NAMES", help="Probes to run, as in pos,wsd.  [default: all whose data is given]")
 @click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for probe.json, probe.md and probe.svg.")
 @click.option(
-    "--beside", multiple=True, type=click.Path(path_type=Path), help="probe.json of another model to compare."
+    "--beside",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="probe.json of another model to compare with; can be repeated.",
 )
 @json_option
 @click.pass_context
@@ -40,12 +56,12 @@ def probe(
 ) -> None:
     """Measure what each layer of a model knows.
 
-    Probes: senses and words (they need no data), wic, scws, pos, wsd, contexts (from --data) and perplexity (of
-    --heldout).  With --out, a run that was stopped goes on when the same command is given again.
+    Probes: senses and words need no data; wic, scws, pos, wsd and contexts need --data; perplexity needs --heldout. If
+    a run with --out is stopped, the same command resumes it.
     """
     if context.invoked_subcommand is not None:
         if any(context.params.values()):
-            raise click.UsageError(f"options of {context.invoked_subcommand} stand behind its name")
+            raise click.UsageError(f"write the options of {context.invoked_subcommand} after its name")
         return
     from importlib.util import find_spec
 
@@ -59,7 +75,7 @@ def probe(
         if unknown := [name for name in wanted if name not in PROBES]:
             raise ValueError(f"--only {unknown[0]!r}: the probes are {', '.join(PROBES)}")
         if missing := [name for name in wanted if name not in files]:
-            raise ValueError(f"--only {missing[0]}: its data is not there; give --data, or --heldout for perplexity")
+            raise ValueError(f"--only {missing[0]}: its data was not found: add --data, or --heldout for perplexity")
         files = {name: files[name] for name in files if name in wanted}
     others = [read_report(path) for path in beside]
     if target is not None:
@@ -68,7 +84,7 @@ def probe(
     with progress_bar("probing", None, in_bytes=False) as advance:
         report = run_probes(
             elmo,
-            model or "the default model",
+            model or DEFAULT_MODEL,
             files,
             keep=None if target is None else target / "probe.json",
             progress=advance.to,
@@ -94,13 +110,13 @@ def probe(
 @click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for mixes.md, mixes.json and mixes.svg.")
 @json_option
 def mixes(folders: tuple[str, ...], target: Path | None, as_json: bool) -> None:
-    """Which layers the tasks took: the learned weights of their mixes, as a table and a heat map.
+    """Print which layers trained tasks use.
 
-    Each FOLDER is the --out of an `elmokit task compare` (its seeds are averaged) or `elmokit task train`.
+    The learned weights of their mixes become a table and a heat map. Each FOLDER is the --out of an `elmokit task compare` (its seeds are averaged) or `elmokit task train`.
     """
     from elmokit.probes.mixes import mix_table, read_mixes, write_mixes
 
-    found = read_mixes(folders)
+    learned = read_mixes(folders)
     if target is not None:
-        write_mixes(found, target)
-    print_table(as_json, {one.name: dataclasses.asdict(one) for one in found}, *mix_table(found))
+        write_mixes(learned, target)
+    print_table(as_json, {mix.name: dataclasses.asdict(mix) for mix in learned}, *mix_table(learned))

@@ -1,7 +1,7 @@
 """The verb `serve`: a model behind a URL.
 
-Enters: the model's name, folders of tasks and of an index, limits.  Leaves: a server that runs until it is told to
-end, and its log on standard error.
+Input: the name of a model, folders of tasks and of an index, limits.  Output: a server that runs until it is stopped,
+with its log on standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from elmokit.cli.terminal import downloads
+from elmokit.cli.terminal import device_option, downloads
 
 if TYPE_CHECKING:
     from elmokit.model import ELMo
@@ -21,25 +21,78 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--task", "tasks", multiple=True, metavar="NAME=FOLDER", help="Serve a trained task at /tasks/NAME.")
-@click.option("--index", metavar="FOLDER", help="Look up neighbours in this index; see elmokit index.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 lets other machines in.")
-@click.option("--port", type=int, default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the model's memory.")
-@click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")
-@click.option("--quantize", type=click.Choice(["int8"]), help="Smaller and faster on a CPU, slightly less exact.")
-@click.option("--api-key", envvar="ELMOKIT_API_KEY", help="Better given as ELMOKIT_API_KEY: others see arguments.")
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin ask; * is every origin.")
-@click.option("--max-body-bytes", type=int, default=2_000_000, show_default=True)
-@click.option("--max-sentences", type=int, default=1024, show_default=True, help="Of one request.")
-@click.option("--max-sentence-tokens", type=int, default=512, show_default=True)
-@click.option("--max-request-tokens", type=int, default=8192, show_default=True)
-@click.option("--max-requests", type=int, default=512, show_default=True, help="At once; beyond it comes 429.")
-@click.option("--batch-tokens", type=int, help="That run together; by default what suits the device.")
-@click.option("--queue-tokens", type=int, help="That may wait; beyond it comes 429.  [default: 16 batches]")
-@click.option("--patience", type=float, default=0.003, show_default=True, help="Seconds to wait for company.")
-@click.option("--deadline", type=float, default=30.0, show_default=True, help="Seconds; beyond it comes 504.")
-@click.option("--client-timeout", type=float, default=30.0, show_default=True, help="Seconds for a slow client.")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Serve a trained task at /tasks/NAME; can be repeated.",
+)
+@click.option("--index", metavar="FOLDER", help="Serve the neighbours of a store that `index build` wrote.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 accepts other machines."
+)
+@click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option(
+    "--workers", type=int, default=1, show_default=True, help="Number of processes; they share the memory of the model."
+)
+@device_option
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8"]),
+    help="Round the weights: smaller and faster on a CPU, slightly less exact.",
+)
+@click.option(
+    "--api-key",
+    envvar="ELMOKIT_API_KEY",
+    help="Key that clients must send. Set ELMOKIT_API_KEY instead: other users can see arguments.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="Accept requests from web pages of this origin; * is every origin; can be repeated.",
+)
+@click.option(
+    "--max-body-bytes", type=int, default=2_000_000, show_default=True, help="Largest size of a request in bytes."
+)
+@click.option(
+    "--max-sentences", type=int, default=1024, show_default=True, help="Largest number of sentences per request."
+)
+@click.option(
+    "--max-sentence-tokens", type=int, default=512, show_default=True, help="Largest number of tokens per sentence."
+)
+@click.option(
+    "--max-request-tokens", type=int, default=8192, show_default=True, help="Largest number of tokens per request."
+)
+@click.option(
+    "--max-requests",
+    type=int,
+    default=512,
+    show_default=True,
+    help="Number of requests at once; more are refused with 429.",
+)
+@click.option("--batch-tokens", type=int, help="Largest number of tokens per batch.  [default: by the device]")
+@click.option(
+    "--queue-tokens", type=int, help="Number of tokens that can wait; more are refused with 429.  [default: 16 batches]"
+)
+@click.option(
+    "--patience", type=float, default=0.003, show_default=True, help="Seconds that a batch waits for more requests."
+)
+@click.option(
+    "--deadline",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Seconds to answer a request; later it fails with 504.",
+)
+@click.option(
+    "--client-timeout",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Seconds that a client can take to send a request or to read an answer.",
+)
 def serve(
     model: str | None,
     tasks: tuple[str, ...],
@@ -62,9 +115,9 @@ def serve(
     deadline: float,
     client_timeout: float,
 ) -> None:
-    """Answer HTTP requests for the vectors of MODEL, and show its page at /.
+    """Serve MODEL over HTTP, with the explorer page at /.
 
-    Ends with Ctrl-C or SIGTERM, after what it has accepted is answered.
+    Without MODEL, serve en. Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
     """
     from elmokit.serve.server import serve as run
     from elmokit.serve.settings import Settings
@@ -89,11 +142,11 @@ def serve(
     folders = dict(map(_read_task, tasks))
 
     def load() -> ELMo:
-        import torch
-
         from elmokit.model import ELMo
+        from elmokit.network import find_device
 
-        where = device or ("cuda" if workers == 1 and quantize is None and torch.cuda.is_available() else "cpu")
+        # several workers and int8 are for the CPU
+        where = find_device("cpu" if device is None and (workers > 1 or quantize is not None) else device)
         with downloads() as progress:
             return ELMo.from_pretrained(model, device=where, quantize=quantize, progress=progress)
 
@@ -102,7 +155,7 @@ def serve(
 
         log_as_json()
         if sys.stderr.isatty():
-            click.echo(f"{url} (Ctrl-C ends it)", err=True)
+            click.echo(f"{url} (Ctrl-C stops the server)", err=True)
 
     place = None if index is None else Path(index)
     run(load, settings, name=model or "elmokit-en", tasks=folders, index=place, on_listening=announce)
@@ -111,7 +164,7 @@ def serve(
 def _read_task(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ValueError(f"--task {text}: write a name and a folder, as in ner=runs/ner")
+        raise ValueError(f"--task {text}: write NAME=FOLDER, as in ner=runs/ner")
     if not os.path.isdir(folder):
         raise ValueError(f"--task {text}: there is no folder {folder}")
     return name, Path(folder)

@@ -1,7 +1,4 @@
-"""The verbs of `elmokit task`: train, eval, predict, compare, summary.
-
-Enters and leaves: as in `cli`, which gathers all verbs.  What a verb needs is imported inside it.
-"""
+"""The verbs of `elmokit task`: train, eval, predict, compare, summary."""
 
 from __future__ import annotations
 
@@ -15,7 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elmokit.cli.terminal import json_option, print_result, print_table
+from elmokit.cli.terminal import (
+    RecipeCommand,
+    device_option,
+    json_option,
+    model_option,
+    print_result,
+    print_table,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from elmokit.tasks import Progress, TaskConfig
@@ -27,73 +32,85 @@ LINES_AT_ONCE = 256  # lines of standard input that are predicted together
 
 @click.group()
 def task() -> None:
-    """Train and use the tasks of the paper: ner, sentiment, … with and without ELMo."""
+    """Train and use the tasks of the ELMo paper.
+
+    Tasks: ner, sentiment, entailment, questions, roles, coreference, pronouns, pos, chunking.
+    """
 
 
 def training_options(verb: F) -> F:
-    """What `train` and `compare` share."""
+    """The options that `train` and `compare` share."""
     for option in reversed(
         [
             click.argument("recipe", metavar="TASK|RECIPE"),
-            click.option("--data", metavar="FOLDER", help="Its files named train, dev and test are read."),
-            click.option("--train", "train_files", multiple=True, metavar="FILE", help="May be given several times."),
-            click.option("--dev", "dev_files", multiple=True, metavar="FILE"),
-            click.option("--test", "test_files", multiple=True, metavar="FILE"),
-            click.option("-o", "--out", metavar="FOLDER", help="Of the run, and then of the trained task."),
-            click.option("--model", "elmo", metavar="MODEL", help="Folder, official name or Hugging Face id."),
+            click.option("--data", metavar="FOLDER", help="Folder of the files train, dev and test."),
             click.option(
-                "--vectors", metavar="PATH", help="Static word vectors: a text file, or a folder with a .npy."
+                "--train", "train_files", multiple=True, metavar="FILE", help="Training data; can be repeated."
+            ),
+            click.option(
+                "--dev", "dev_files", multiple=True, metavar="FILE", help="Development data; can be repeated."
+            ),
+            click.option("--test", "test_files", multiple=True, metavar="FILE", help="Test data; can be repeated."),
+            click.option("-o", "--out", metavar="FOLDER", help="Folder of the run and of the trained task."),
+            model_option,
+            click.option(
+                "--vectors", metavar="PATH", help="Static word vectors: a text file, or a folder with a .npy file."
             ),
             click.option("--tune", is_flag=True, help="Train the biLM too."),
-            click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one."),
-            click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting."),
+            device_option,
+            set_option,
         ]
     ):
         verb = option(verb)
     return verb
 
 
-@task.command()
+@task.command(cls=RecipeCommand, recipes="tasks")
 @training_options
-@click.option("--elmo-at", type=click.Choice(["none", "input", "both"]), help="Where ELMo's vectors join.")
+@click.option(
+    "--elmo-at",
+    type=click.Choice(["none", "input", "both"]),
+    help="Where ELMo's vectors are used: nowhere, as input, or as input and output.  [default: by the task]",
+)
 @json_option
-def train(as_json: bool, **given: Any) -> None:
-    """Train TASK (its name, or a recipe file) on --data, into --out.
+def train(as_json: bool, **options: Any) -> None:
+    """Train a task on --data and write it to --out.
 
-    A run that was stopped goes on when the same command is given again.
+    TASK is the name of a task, RECIPE the name of a recipe of the package (below) or a TOML file. If a run is stopped,
+    the same command resumes it.
     """
     from elmokit.tasks import train as train_task
 
-    config = _read_config(**given)
+    config = _read_config(**options)
     with _progress() as show:
         result = train_task(config, on_progress=lambda progress: show("", progress))
     scores = result.dev if result.test is None else result.test
     part = "dev" if result.test is None else "test"
-    line = f"{result.folder}: {_spell(scores)} on {part} (epoch {result.best_epoch} of {result.epochs})"
+    line = f"{result.folder}: {_format_scores(scores)} on {part} (epoch {result.best_epoch} of {result.epochs})"
     print_result(as_json, {**dataclasses.asdict(result), "score": result.score}, line)
 
 
 @task.command("eval")
 @click.argument("folder")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")
+@device_option
 @json_option
 def evaluate(folder: str, files: tuple[str, ...], device: str | None, as_json: bool) -> None:
-    """The scores of the trained task in FOLDER on labelled files."""
+    """Print the scores of a trained task on labelled files."""
     from elmokit.tasks import load_task
 
     scores = load_task(folder, device=device or "auto").evaluate(files)
-    print_result(as_json, scores, _spell(scores))
+    print_result(as_json, scores, _format_scores(scores))
 
 
 @task.command()
 @click.argument("folder")
 @click.argument("source", default="-", metavar="[FILE]")
-@click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")
+@device_option
 def predict(folder: str, source: str, device: str | None) -> None:
-    """What the trained task in FOLDER says of each line of FILE (standard input without one), as JSON lines.
+    """Print predictions for each line of FILE, as JSON lines.
 
-    A line is a text, or a JSON object with the fields of the task.
+    FOLDER is a trained task. Without FILE, read standard input. A line is a text, or a JSON object with the fields of the task.
     """
     from elmokit.tasks import load_task
 
@@ -105,31 +122,32 @@ def predict(folder: str, source: str, device: str | None) -> None:
             sys.stdout.flush()
 
 
-@task.command()
+@task.command(cls=RecipeCommand, recipes="tasks")
 @training_options
-@click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="So many trainings of each variant."
-)
-@click.option("--shares", metavar="NUMBERS", help="Train on these shares of the training data, as in 0.01,0.1,1.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Number of trainings per variant.")
+@click.option("--shares", metavar="NUMBERS", help="Train on these fractions of the training data, as in 0.01,0.1,1.")
 @click.option(
     "--variants",
     metavar="NAMES",
     default="none,input,both",
     show_default=True,
-    help="Where ELMo joins: one training with each seed for each.",
+    help="Where ELMo's vectors are used, as in --elmo-at of `task train`; one table row per name.",
 )
 @json_option
-def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **given: Any) -> None:
-    """Train TASK without ELMo, with it at the input, and at the output too; table and plot go into --out.
+def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **options: Any) -> None:
+    """Train a task with and without ELMo, and compare.
 
-    With --shares, do so for several shares of the training data: how few examples are enough with ELMo?  A comparison
-    that was stopped goes on when the same command is given again.
+    The variants are: without ELMo, with ELMo as input, with ELMo as input and output. The table and the plot are
+    written to --out.
+
+    TASK is the name of a task, RECIPE the name of a recipe of the package (below) or a TOML file. With --shares, train
+    on several fractions of the training data. If a comparison is stopped, the same command resumes it.
     """
     from elmokit.settings import to_mapping
     from elmokit.tasks import compare as comparing
 
-    which: dict[str, Any] = {"seeds": range(1, seeds + 1), "variants": variants.split(",")}
-    config = _read_config(**given)
+    trainings: dict[str, Any] = {"seeds": range(1, seeds + 1), "variants": variants.split(",")}
+    config = _read_config(**options)
     with _progress() as show:
 
         def report(share: float | None, elmo_at: ElmoAt, seed: int, progress: Progress) -> None:
@@ -137,36 +155,37 @@ def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **give
             show(f"{part}{comparing.NAMES[elmo_at]}, seed {seed}: ", progress)
 
         if shares is None:
-            comparison = comparing.compare(config, **which, on_progress=partial(report, None))
+            comparison = comparing.compare(config, **trainings, on_progress=partial(report, None))
             values, table = to_mapping(comparison), comparing.comparison_table(comparison)
         else:
-            found = comparing.compare_shares(config, _read_shares(shares), **which, on_progress=report)
-            values = {f"{share:g}": to_mapping(one) for share, one in found.items()}
-            table = comparing.share_table(found)
+            comparisons = comparing.compare_shares(config, _read_shares(shares), **trainings, on_progress=report)
+            values = {f"{share:g}": to_mapping(one) for share, one in comparisons.items()}
+            table = comparing.share_table(comparisons)
     print_table(as_json, values, *table)
 
 
 @task.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
-@click.option("-o", "--out", metavar="FOLDER", help="Where summary.md, summary.json and summary.svg are written.")
+@click.option("-o", "--out", metavar="FOLDER", help="Folder for summary.md, summary.json and summary.svg.")
 @json_option
 def summary(folders: tuple[str, ...], out: str | None, as_json: bool) -> None:
-    """Finished comparisons of several tasks in one table and one plot, beside the paper's figures.
+    """Print finished comparisons as one table.
 
-    Each FOLDER is the --out of an `elmokit task compare`; its name is the row's.
+    The table also has the scores of the paper. Each FOLDER is the --out of an `elmokit task compare`; its name is the name of the row.
     """
     from elmokit.settings import to_mapping
     from elmokit.tasks.compare import read_comparisons, summarize, summary_table
 
-    found = read_comparisons(folders) if out is None else summarize(folders, out)
-    print_table(as_json, {name: to_mapping(one) for name, one in found.items()}, *summary_table(found))
+    comparisons = read_comparisons(folders) if out is None else summarize(folders, out)
+    values = {name: to_mapping(comparison) for name, comparison in comparisons.items()}
+    print_table(as_json, values, *summary_table(comparisons))
 
 
 def _read_shares(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise ValueError(f"--shares {text!r}: write numbers with commas between them, as in 0.01,0.1,1") from None
+        raise ValueError(f"--shares {text!r}: separate numbers by commas, as in 0.01,0.1,1") from None
 
 
 def _read_config(
@@ -178,8 +197,10 @@ def _read_config(
     test_files: tuple[str, ...],
     overrides: tuple[str, ...],
     tune: bool,
-    **given: str | None,
+    model: str | None,
+    **options: str | None,
 ) -> TaskConfig:
+    """The settings of a training, from the recipe and the options of `training_options`."""
     from elmokit.settings import read_setting
     from elmokit.tasks import TASKS
     from elmokit.tasks.settings import find_files, load_recipe
@@ -192,7 +213,7 @@ def _read_config(
     for part, files in {"train": train_files, "dev": dev_files, "test": test_files}.items():
         if files:
             values[part] = files[0] if len(files) == 1 else files
-    values |= {key: value for key, value in given.items() if value is not None}
+    values |= {key: value for key, value in {"elmo": model, **options}.items() if value is not None}
     values |= dict(map(read_setting, overrides))
     if tune:
         values["tune"] = True
@@ -200,13 +221,13 @@ def _read_config(
 
 
 def _blocks(file: Any) -> Iterator[list[Any]]:
-    """The lines of a file as texts or mappings, some at a time."""
+    """The lines of a file as texts or mappings, at most LINES_AT_ONCE at a time."""
     block: list[Any] = []
     for line in file:
         text = line.rstrip("\r\n")
         block.append(text)
         if text.startswith("{"):
-            with suppress(json.JSONDecodeError):  # or else it is a text that begins with a brace
+            with suppress(json.JSONDecodeError):  # else it is a text that begins with a brace
                 block[-1] = json.loads(text)
         if len(block) == LINES_AT_ONCE:
             yield block
@@ -215,27 +236,28 @@ def _blocks(file: Any) -> Iterator[list[Any]]:
         yield block
 
 
-def _spell(scores: dict[str, float]) -> str:
+def _format_scores(scores: dict[str, float]) -> str:
+    """Scores in percent, such as "f1 81.20, precision 80.00"."""
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, Progress], None]]:
-    """Reports of a training: a bar on a terminal, a line for each epoch elsewhere."""
+    """Reports of a training: a bar on a terminal, else one line per epoch."""
 
-    def spell(progress: Progress) -> str:
+    def describe(progress: Progress) -> str:
         if progress.stage == "vectors":
             return "vectors of the biLM"
-        scores = "" if progress.scores is None else f"  dev {_spell(progress.scores)}"
+        scores = "" if progress.scores is None else f"  dev {_format_scores(progress.scores)}"
         return f"epoch {progress.epoch}  loss {progress.loss:.4f}{scores}"
 
     if not sys.stderr.isatty():
 
-        def say(label: str, progress: Progress) -> None:
+        def print_line(label: str, progress: Progress) -> None:
             if progress.done == progress.total:
-                click.echo(label + spell(progress), err=True)
+                click.echo(label + describe(progress), err=True)
 
-        yield say
+        yield print_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -246,8 +268,8 @@ def _progress() -> Iterator[Callable[[str, Progress], None]]:
         shown = bar.add_task("", total=None)
 
         def draw(label: str, progress: Progress) -> None:
-            bar.update(shown, completed=progress.done, total=progress.total, description=label + spell(progress))
+            bar.update(shown, completed=progress.done, total=progress.total, description=label + describe(progress))
             if progress.scores is not None:
-                bar.console.print(label + spell(progress), highlight=False)
+                bar.console.print(label + describe(progress), highlight=False)
 
         yield draw

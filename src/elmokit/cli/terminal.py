@@ -1,17 +1,18 @@
-"""What verbs share: progress bars, tables, errors of one line, common options.
+"""What verbs share: options, loading of models, progress bars, tables, errors of one line.
 
-Enters: counts, reports, results and exceptions of the library.  Leaves: text; results on standard output, everything
-else on standard error.  Bars are drawn on a terminal alone, and rich is imported only for them.
+Input: counts, reports, results and exceptions of the library.  Output: text; results on standard output, everything
+else on standard error.  Progress bars are drawn only on a terminal, and rich is imported only for them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -21,19 +22,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-GOES_ON = {
-    "embed",
-    "prepare",
-    "pretrain",
-    "finetune",
-    "task",
-    "probe",
-    "index",
-}  # verbs that go on where they were stopped
+DEFAULT_MODEL = "en"
+"""Name of the model that verbs use if none is given; it is part of the package."""
+RESUMABLE = {"embed", "prepare", "pretrain", "finetune", "task", "probe", "index"}
+"""Verbs that resume if the same command is run again."""
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 class OneLineErrors(click.Group):
-    """A group whose verbs end in one line where the input, the disk or the network is at fault."""
+    """A group whose verbs end with one line if the input, the disk or the network is at fault."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -43,8 +42,8 @@ class OneLineErrors(click.Group):
         except BrokenPipeError:
             raise  # click ends quietly
         except KeyboardInterrupt:
-            again = "; the same command goes on where it stopped" if ctx.invoked_subcommand in GOES_ON else ""
-            click.echo(f"Interrupted{again}", err=True)
+            hint = "; run the same command again to resume" if ctx.invoked_subcommand in RESUMABLE else ""
+            click.echo(f"Interrupted{hint}", err=True)
             ctx.exit(130)
         except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
             if ctx.params["debug"] or isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
@@ -59,15 +58,143 @@ def _one_line(error: Exception) -> str:
     return text if text and isinstance(error, ValueError | OSError | ImportError) else f"{type(error).__name__}: {text}"
 
 
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+device_option = click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one, else the CPU]")
+model_option = click.option(
+    "--model", metavar="MODEL", help=f"Model folder, name or Hugging Face id.  [default: {DEFAULT_MODEL}]"
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Type of the numbers in OUT.",
+)
+batch_size_option = click.option(
+    "--batch-size", type=int, help="Largest number of sentences per batch.  [default: limited by tokens only]"
+)
+tokenized_option = click.option(
+    "--tokenized/--raw",
+    help="--tokenized splits text at spaces only. --raw splits it as the text that the model was trained on.  "
+    "[default: raw]",
+)
+corpus_tokenized_option = click.option(
+    "--tokenized/--raw",
+    help="--tokenized splits text at spaces only. --raw splits it by the Penn Treebank rules.  [default: raw]",
+)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting; can be repeated."
+)
+
+
+def layers_option(
+    default: str, purpose: str, *, names: str = "average, top, all", flag: str = "--layers"
+) -> Callable[[F], F]:
+    """The option --layers of every verb: a name or a number, which `check_layers` judges once the model is known."""
+    text = f"{purpose}: {names}, or a number (0 is the context-free layer, -1 the top one)."
+    return click.option(flag, default=default, show_default=True, callback=_read_layers, help=text)
+
+
+def _read_layers(_: click.Context, __: click.Parameter, value: str) -> str | int:
+    try:
+        return int(value)
+    except ValueError:
+        return value
+
+
+class RecipeCommand(click.Command):
+    """A command whose help ends with the names of the recipes in the package."""
+
+    def __init__(self, *args: Any, recipes: Literal["pretraining", "tasks"], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recipes = recipes
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from elmokit.settings import recipe_names
+
+        with formatter.section("Recipes"):
+            formatter.write_text(", ".join(recipe_names(self.recipes)))
+
+
+# ---- input and output ------------------------------------------------------------------------------------------------
+
+
+def load_model(name: str | None, device: str | None) -> ELMo:
+    """The model of a name on a device, by default the one of the package on a GPU if there is one."""
+    from elmokit.model import ELMo
+    from elmokit.network import find_device
+
+    where = find_device(device)
+    with downloads() as progress:
+        return ELMo.from_pretrained(name, device=where, progress=progress)
+
+
+def tokenized_as(tokenizer: str, tokenized: bool) -> bool | Literal["characters"]:
+    """The `tokenized` of a corpus that is split by a model's tokenizer, or by --tokenized at spaces."""
+    if tokenizer == "characters" and not tokenized:
+        return "characters"
+    return tokenized or tokenizer == "spaces"
+
+
+def check_new_file(path: Path, overwrite: bool) -> None:
+    """Refuse before the work, not after it, a path that cannot be written."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file: name a file to write")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} already exists: name another file, or replace it with --overwrite")
+
+
+@contextmanager
+def open_input(path: str) -> Iterator[tuple[IO[bytes], int | None]]:
+    """A file to read and its size in bytes; `-` is standard input, whose size is not known."""
+    if path == "-":
+        yield sys.stdin.buffer, None
+        return
+    with open(path, "rb") as file:
+        yield file, os.fstat(file.fileno()).st_size
+
+
 def counting(stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
-    """The lines of a file, each moving the bar on when it has been worked on."""
+    """The lines of a file; each advances the bar once it has been processed."""
     for line in stream:
         yield line
         advance(len(line))
 
 
+def print_result(as_json: bool, result: dict[str, Any], line: str) -> None:
+    """Print the result as JSON, or as a line."""
+    click.echo(json.dumps(result) if as_json else line)
+
+
+def print_table(as_json: bool, result: dict[str, Any], columns: list[str], rows: list[list[str]]) -> None:
+    """Print the result as JSON, or as columns of text."""
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
+    for row in [columns, *rows]:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes to read, such as "35.7 MB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+
+
 class Advance:
-    """Moves a bar by a count, or to a place of a total; does nothing where there is no bar."""
+    """Advances a bar by a count, or to a position; does nothing without a bar."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar, self._task = bar, task
@@ -83,7 +210,7 @@ class Advance:
 
 @contextmanager
 def progress_bar(label: str, total: int | None, *, in_bytes: bool = True) -> Iterator[Advance]:
-    """A progress bar on standard error, where that is a terminal; it counts bytes or else pieces of work."""
+    """A progress bar on standard error, if that is a terminal; it counts bytes or else units of work."""
     if not sys.stderr.isatty():
         yield Advance()
         return
@@ -93,7 +220,7 @@ def progress_bar(label: str, total: int | None, *, in_bytes: bool = True) -> Ite
 
 @contextmanager
 def downloads() -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """A bar for each file that is downloaded; most calls download nothing, so it comes with the first byte."""
+    """A bar for each file that is downloaded; it appears with the first byte, since most calls download nothing."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -122,19 +249,19 @@ def _rich_bar(in_bytes: bool) -> Any:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[Progress], None]]:
-    """Reports of a run: a bar on a terminal, lines elsewhere."""
+    """Reports of a run: a bar on a terminal, else lines."""
 
-    def spell(report: Progress) -> str:
+    def describe(report: Progress) -> str:
         heldout = "" if report.heldout is None else f"  held-out perplexity {report.heldout.both:.2f}"
         return f"loss {report.loss:.4f}  {report.tokens_per_second:,.0f} tokens/s{heldout}"
 
     if not sys.stderr.isatty():
 
-        def say(report: Progress) -> None:
+        def print_line(report: Progress) -> None:
             left = f"{report.seconds_left:,.0f} s left"
-            click.echo(f"step {report.step:,} of {report.num_steps:,}  {spell(report)}  {left}", err=True)
+            click.echo(f"step {report.step:,} of {report.num_steps:,}  {describe(report)}  {left}", err=True)
 
-        yield say
+        yield print_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -143,60 +270,6 @@ def training_bar() -> Iterator[Callable[[Progress], None]]:
     columns = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()]
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
-        yield lambda report: bar.update(task, completed=report.step, total=report.num_steps, description=spell(report))
-
-
-def print_result(as_json: bool, result: dict[str, Any], line: str) -> None:
-    """The result as JSON, or the line that says it."""
-    click.echo(json.dumps(result) if as_json else line)
-
-
-def print_table(as_json: bool, result: dict[str, Any], columns: list[str], rows: list[list[str]]) -> None:
-    """The result as JSON, or as columns of text."""
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
-    for row in [columns, *rows]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-# ---- options and checks that several verbs share ---------------------------------------------------------------------
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-tokenized_option = click.option(
-    "--tokenized/--raw", help="Tokens stand between spaces; by default text is tokenized.  [default: raw]"
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
-
-
-def model_options(verb: F) -> F:
-    """--model and --device, for `load_model`."""
-    verb = click.option("--device", help="cpu, cuda, cuda:1; by default a GPU where there is one.")(verb)
-    return click.option("--model", metavar="MODEL", help="Folder, official name or Hugging Face id.")(verb)
-
-
-def load_model(name: str | None, device: str | None) -> ELMo:
-    """The model that a verb was asked to use, on its device."""
-    import torch
-
-    from elmokit.model import ELMo
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    with downloads() as progress:
-        return ELMo.from_pretrained(name, device=device, progress=progress)
-
-
-def check_new_file(path: Path, overwrite: bool) -> None:
-    """Find out before the work, not after it, that its result has no place."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: name a file to write")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
+        yield lambda report: bar.update(
+            task, completed=report.step, total=report.num_steps, description=describe(report)
+        )

@@ -1,7 +1,4 @@
-"""The verbs of the command line that make models: vocab, prepare, pretrain, finetune.
-
-Enters and leaves: as in `cli`, which gathers all verbs.  What a verb needs is imported inside it.
-"""
+"""The verbs that make models: vocab, prepare, pretrain, finetune."""
 
 from __future__ import annotations
 
@@ -14,12 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from elmokit.cli.terminal import (
+    RecipeCommand,
     check_new_file,
+    corpus_tokenized_option,
     downloads,
     json_option,
     overwrite_option,
     print_result,
     progress_bar,
+    set_option,
     tokenized_option,
     training_bar,
 )
@@ -27,17 +27,18 @@ from elmokit.cli.terminal import (
 if TYPE_CHECKING:
     from elmokit.pretraining import PretrainResult
 
-characters_option = click.option("--characters", is_flag=True, help="Each character is a token.")
-workers_option = click.option("--workers", type=int, help="Processes; by default one for each core.")
-set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
+characters_option = click.option(
+    "--characters", is_flag=True, help="Make each character a token, for languages without spaces."
+)
+workers_option = click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
 
 
 @click.command()
 @click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="vocabulary.txt")
-@click.option("--size", type=int, help="At most so many words, <S>, </S> and <UNK> included.")
+@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--size", type=int, help="Largest number of words, with <S>, </S> and <UNK>.  [default: all]")
 @click.option("--min-count", type=int, default=1, show_default=True, help="Leave out words that occur less often.")
-@tokenized_option
+@corpus_tokenized_option
 @characters_option
 @workers_option
 @overwrite_option
@@ -53,7 +54,10 @@ def vocab(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Count the words of TEXT (.txt, .gz, .xz, .zst, .parquet; globs too) and write them, most frequent first."""
+    """Count the words of TEXT and write a vocabulary file.
+
+    TEXT: files or globs of .txt, .gz, .xz, .zst or .parquet files. The most frequent word comes first.
+    """
     from elmokit.corpus import build_vocabulary
 
     check_new_file(target, overwrite)
@@ -72,11 +76,17 @@ def vocab(
 
 @click.command()
 @click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="The corpus folder.")
-@click.option("--vocabulary", "words", required=True, help="The file that `elmokit vocab` wrote.")
-@tokenized_option
+@click.option("-o", "--out", "target", required=True, type=click.Path(path_type=Path), help="Corpus folder to write.")
+@click.option("--vocabulary", "words", required=True, help="File that `elmokit vocab` wrote.")
+@corpus_tokenized_option
 @characters_option
-@click.option("--max-characters", type=int, default=50, show_default=True, help="Of a word, its two marks included.")
+@click.option(
+    "--max-characters",
+    type=int,
+    default=50,
+    show_default=True,
+    help="Number of character ids per word, with the marks of its begin and end.",
+)
 @workers_option
 @json_option
 def prepare(
@@ -89,9 +99,9 @@ def prepare(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Turn TEXT (one sentence a line, a blank line ends a document) into a folder that training reads.
+    """Convert TEXT into a corpus folder that training reads.
 
-    A run that was stopped goes on when the same command is given again.
+    TEXT has one sentence per line; a blank line ends a document. If a run is stopped, the same command resumes it.
     """
     from elmokit.corpus import prepare as prepare_corpus
     from elmokit.text import Vocabulary
@@ -118,15 +128,17 @@ def prepare(
     print_result(as_json, result, f"{target}: {counts}")
 
 
-@click.command()
+@click.command(cls=RecipeCommand, recipes="pretraining")
 @click.argument("recipe")
 @set_option
 @json_option
 def pretrain(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Train a biLM as the file RECIPE says.
+    """Train a biLM from text.
 
-    A run that was stopped goes on when the same command is given again.  Several GPUs: torchrun --no-python
-    --nproc-per-node 8 elmokit pretrain RECIPE.
+    RECIPE is the name of a recipe of the package (below), or a TOML file. Set your own files with --set train=FILES,
+    --set heldout=FILES and --set out=FOLDER. If a run is stopped, the same command resumes it.
+
+    Several GPUs: torchrun --no-python --nproc-per-node 8 elmokit pretrain RECIPE.
     """
     from elmokit.pretraining import load_recipe, run_recipe
 
@@ -139,9 +151,11 @@ def pretrain(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.command()
 @click.argument("model")
 @click.argument("text", nargs=-1, required=True)
-@click.option("-o", "--out", "target", required=True, help="The folder of the run, and then of the model.")
-@click.option("--heldout", help="Text whose perplexity is measured; the best model by it is kept.")
-@click.option("--vocabulary", help="Words of a new softmax; by default those of MODEL, or those of TEXT.")
+@click.option("-o", "--out", "target", required=True, help="Folder of the run and of the trained model.")
+@click.option("--heldout", help="Text to measure the perplexity of; the best model is kept.")
+@click.option(
+    "--vocabulary", help="Words of a new softmax.  [default: those of MODEL if it has a softmax, else of TEXT]"
+)
 @tokenized_option
 @set_option
 @json_option
@@ -155,33 +169,33 @@ def finetune(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train MODEL, any that can be loaded, on with TEXT.
+    """Continue training MODEL on TEXT.
 
-    A run that was stopped goes on when the same command is given again.
+    MODEL is any model: a folder, a name or a Hugging Face id. If a run is stopped, the same command resumes it.
     """
-    from elmokit.pretraining import finetune as train_on
+    from elmokit.pretraining import finetune as continue_training
     from elmokit.settings import read_setting
-    from elmokit.storage import names as hub
+    from elmokit.storage import names
 
     settings = {**({"tokenized": True} if tokenized else {}), **dict(map(read_setting, overrides))}
     if vocabulary is not None:
         settings["vocabulary"] = vocabulary
     with downloads() as progress:
-        files = hub.resolve(model, progress=progress).read()
+        files = names.resolve(model, progress=progress).read()
     with training_bar() as on_progress:
         train = text[0] if len(text) == 1 else text
-        result = train_on(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
+        result = continue_training(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
     _print_training(result, as_json)
 
 
 def _print_training(result: PretrainResult, as_json: bool) -> None:
-    if os.environ.get("RANK", "0") != "0":  # one of the processes that torchrun started speaks for all
+    if os.environ.get("RANK", "0") != "0":  # of the processes that torchrun started, the first one prints
         return
     line = f"{result.folder}: step {result.step:,} of {result.num_steps:,}"
     if result.best is not None:
         line += f"; held-out perplexity {result.best.both:.2f} at step {result.best_step:,}"
     if result.unigram is not None:
-        line += f" (by word frequencies alone {result.unigram:.2f})"
+        line += f" (word frequencies only: {result.unigram:.2f})"
     print_result(as_json, {**dataclasses.asdict(result), "folder": str(result.folder)}, line)
     if result.ended.startswith("SIG"):
         import signal

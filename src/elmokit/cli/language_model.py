@@ -1,0 +1,135 @@
+"""The verbs that use a model as a language model: substitutes, perplexity."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elmokit.cli.terminal import (
+    DEFAULT_MODEL,
+    counting,
+    device_option,
+    json_option,
+    load_model,
+    model_option,
+    open_input,
+    print_table,
+    progress_bar,
+    tokenized_as,
+    tokenized_option,
+)
+
+if TYPE_CHECKING:
+    from elmokit.inference.scores import Perplexity
+    from elmokit.model import ELMo
+
+PERPLEXITY_COLUMNS = ["perplexity", "forward", "backward", "predictions"]
+
+
+@click.command()
+@click.argument("sentence")
+@click.option("-k", "count", type=int, default=5, show_default=True, help="Number of words.")
+@model_option
+@device_option
+@json_option
+def substitutes(sentence: str, count: int, model: str | None, device: str | None, as_json: bool) -> None:
+    """Print the likeliest words for a place in SENTENCE.
+
+    The place is in brackets, as in "He sat on the [bank] .".
+    """
+    import math
+
+    words = load_model(model, device).substitutes(sentence, k=count)
+    result = {"sentence": sentence, "substitutes": [dataclasses.asdict(word) for word in words]}
+    rows = [[word.word, f"{math.exp(word.log_prob):.4f}"] for word in words]
+    print_table(as_json, result, ["word", "probability"], rows)
+
+
+@click.command()
+@click.argument("arguments", metavar="[MODEL] TEXT...", nargs=-1, required=True)
+@model_option
+@device_option
+@click.option("--per-sentence", is_flag=True, help="Score each line separately, without the lines before it.")
+@tokenized_option
+@json_option
+def perplexity(
+    arguments: tuple[str, ...],
+    model: str | None,
+    device: str | None,
+    per_sentence: bool,
+    tokenized: bool,
+    as_json: bool,
+) -> None:
+    """Print the perplexity of TEXT.
+
+    TEXT: files, or one folder that `elmokit prepare` wrote. MODEL is a language model. It can be given as the first of several arguments, or as --model. Without it, en is used.
+
+    Computed as published: full softmax, state carried from sentence to sentence, sentence boundaries counted.
+    """
+    model, text = _split_arguments(model, arguments)
+    elmo = load_model(model, device)
+    if not elmo.is_language_model:
+        raise ValueError(
+            f"{model or DEFAULT_MODEL} has no softmax, so it is not a language model: `elmokit convert --softmax` adds "
+            "one"
+        )
+    if per_sentence:
+        _print_sentence_perplexities(elmo, text, tokenized, as_json)
+    else:
+        score = _corpus_perplexity(elmo, text, tokenized)
+        print_table(as_json, dataclasses.asdict(score), PERPLEXITY_COLUMNS, [_format_perplexity(score)])
+
+
+def _split_arguments(model: str | None, arguments: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The model and the texts.  A file is never a model, so that several files need no --model."""
+    first, *rest = arguments
+    if model is not None or not rest or first == "-" or os.path.isfile(first):
+        return model, arguments
+    return first, tuple(rest)
+
+
+def _corpus_perplexity(elmo: ELMo, text: tuple[str, ...], tokenized: bool) -> Perplexity:
+    import tempfile
+
+    from elmokit.corpus import Corpus, prepare
+    from elmokit.corpus.heldout import heldout_perplexity
+
+    assert elmo.output_layer is not None
+    assert elmo.vocabulary is not None
+    if len(text) == 1 and Path(text[0]).is_dir():
+        return heldout_perplexity(elmo.bilm, elmo.output_layer, Corpus.open(text[0], vocabulary=elmo.vocabulary))
+    with tempfile.TemporaryDirectory(prefix="elmokit-") as folder, progress_bar("reading", None) as advance:
+        corpus = prepare(
+            text,
+            folder,
+            vocabulary=elmo.vocabulary,
+            tokenized=tokenized_as(elmo.tokenizer.name, tokenized),
+            max_characters=elmo.config.max_characters,
+            progress=advance.to,
+        )
+        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus)
+
+
+def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: bool, as_json: bool) -> None:
+    from elmokit.inference.scores import perplexity_of
+    from elmokit.vector_files import read_lines
+
+    scored: list[Any] = []
+    for path in paths:
+        with open_input(path) as (stream, size), progress_bar("scoring", size) as advance:
+            lines = [line for line in read_lines(counting(stream, advance), path) if line]
+        scored += zip(lines, elmo.log_probs([line.split() for line in lines] if tokenized else lines), strict=True)
+    each = [(line, perplexity_of([scores])) for line, scores in scored]
+    total = perplexity_of([scores for _, scores in scored])
+    sentences = [{"sentence": line, **dataclasses.asdict(score)} for line, score in each]
+    rows = [[*_format_perplexity(score), line] for line, score in each] + [[*_format_perplexity(total), "(all)"]]
+    result = {**dataclasses.asdict(total), "sentences": sentences}
+    print_table(as_json, result, [*PERPLEXITY_COLUMNS, "sentence"], rows)
+
+
+def _format_perplexity(score: Perplexity) -> list[str]:
+    return [f"{score.both:.2f}", f"{score.forward:.2f}", f"{score.backward:.2f}", f"{score.num_tokens:,}"]
