@@ -117,7 +117,7 @@ def add(
 @click.argument("folder", metavar="STORE", type=FOLDER, default="store")
 @json_option
 def info(folder: Path, as_json: bool) -> None:
-    """Print what STORE holds: words, sentences, files and settings."""
+    """Print the size, the files and the settings of STORE."""
     from elmokit.index import WordIndex
 
     store = WordIndex.open(folder)
@@ -181,7 +181,7 @@ def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool
             num_skipped += added.num_skipped
     result = {"store": str(store.folder), "added_words": num_words, "words": len(store)}
     result |= {"sentences": store.num_sentences, "known_sentences": num_skipped, "bytes": store.size_on_disk}
-    known = f"; {num_skipped:,} sentences were already stored" if num_skipped else ""
+    known = f"; {num_skipped:,} sentences were there before" if num_skipped else ""
     line = f"{store.folder}: {num_words:,} words added, {len(store):,} in {store.num_sentences:,} sentences now{known}"
     print_result(as_json, result, line)
 

@@ -66,7 +66,8 @@ def perplexity(
 ) -> None:
     """Print the perplexity of TEXT.
 
-    TEXT: files, or one folder that `elmokit prepare` wrote. MODEL is a language model. It can be given as the first of several arguments, or as --model. Without it, en is used.
+    TEXT: files, or one folder that `elmokit prepare` wrote. MODEL is a language model. It can be given as the first of
+    several arguments, or as --model. Without it, en is used.
 
     Computed as published: full softmax, state carried from sentence to sentence, sentence boundaries counted.
     """

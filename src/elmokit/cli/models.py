@@ -187,8 +187,8 @@ def convert(
 ) -> None:
     """Write the model SRC in another format into the folder DST.
 
-    The formats are that of elmokit and the official one, options.json with weights.hdf5. softmax.hdf5 and vocabulary.txt of an official folder are converted too. The official format does not hold the
-    weights of mixes.
+    The formats are that of elmokit and the official one, options.json with weights.hdf5. softmax.hdf5 and
+    vocabulary.txt of an official folder are converted too. The official format does not hold the weights of mixes.
     """
     from elmokit.storage import names
     from elmokit.storage.layouts import CARD_FILE, ELMOKIT_FILES, OFFICIAL_FILES, OfficialFiles
@@ -279,7 +279,7 @@ def export(model: str | None, target: Path, layers: Any, dtype: Any, overwrite: 
     chosen: Any = layers if layers == "mix" else check_layers(layers, elmo.num_layers)
     file = export_onnx(elmo, target, layers=chosen, dtype=dtype)
     outputs = ", ".join(f"{name} {_format_shape(shape)}" for name, shape in file.outputs.items())
-    line = f"{file.path}: {format_bytes(file.num_bytes)}, ids {_format_shape(file.inputs['ids'])} -> {outputs}"
+    line = f"{file.path}: {file.num_bytes / 1e6:.1f} MB, ids {_format_shape(file.inputs['ids'])} -> {outputs}"
     print_result(as_json, {**dataclasses.asdict(file), "path": str(file.path)}, line)
 
 

@@ -75,7 +75,7 @@ def probe(
         if unknown := [name for name in wanted if name not in PROBES]:
             raise ValueError(f"--only {unknown[0]!r}: the probes are {', '.join(PROBES)}")
         if missing := [name for name in wanted if name not in files]:
-            raise ValueError(f"--only {missing[0]}: its data was not found: add --data, or --heldout for perplexity")
+            raise ValueError(f"--only {missing[0]}: its data is not there: add --data, or --heldout for perplexity")
         files = {name: files[name] for name in files if name in wanted}
     others = [read_report(path) for path in beside]
     if target is not None:
@@ -112,7 +112,8 @@ def probe(
 def mixes(folders: tuple[str, ...], target: Path | None, as_json: bool) -> None:
     """Print which layers trained tasks use.
 
-    The learned weights of their mixes become a table and a heat map. Each FOLDER is the --out of an `elmokit task compare` (its seeds are averaged) or `elmokit task train`.
+    The learned weights of their mixes become a table and a heat map. Each FOLDER is the --out of an `elmokit task
+    compare` (its seeds are averaged) or `elmokit task train`.
     """
     from elmokit.probes.mixes import mix_table, read_mixes, write_mixes
 

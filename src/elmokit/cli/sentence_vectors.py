@@ -66,7 +66,7 @@ class MatrixFile:
 
     def __post_init__(self) -> None:
         if self.format == "parquet":
-            require("pyarrow.parquet", extra="parquet")
+            require("pyarrow", extra="parquet")
 
     def write(self, blocks: Iterable[npt.NDArray[np.float32]], width: int) -> int:
         """Write matrices (n, `width`), one below the other, and return the number of rows."""

@@ -164,7 +164,7 @@ def serve(
 def _read_task(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ValueError(f"--task {text}: write NAME=FOLDER, as in ner=runs/ner")
+        raise ValueError(f"--task {text}: write a name and a folder, as in ner=runs/ner")
     if not os.path.isdir(folder):
         raise ValueError(f"--task {text}: there is no folder {folder}")
     return name, Path(folder)

@@ -110,7 +110,8 @@ def evaluate(folder: str, files: tuple[str, ...], device: str | None, as_json: b
 def predict(folder: str, source: str, device: str | None) -> None:
     """Print predictions for each line of FILE, as JSON lines.
 
-    FOLDER is a trained task. Without FILE, read standard input. A line is a text, or a JSON object with the fields of the task.
+    FOLDER is a trained task. Without FILE, read standard input. A line is a text, or a JSON object with the fields of
+    the task.
     """
     from elmokit.tasks import load_task
 
@@ -171,7 +172,8 @@ def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **opti
 def summary(folders: tuple[str, ...], out: str | None, as_json: bool) -> None:
     """Print finished comparisons as one table.
 
-    The table also has the scores of the paper. Each FOLDER is the --out of an `elmokit task compare`; its name is the name of the row.
+    The table also has the scores of the paper. Each FOLDER is the --out of an `elmokit task compare`; its name is the
+    name of the row.
     """
     from elmokit.settings import to_mapping
     from elmokit.tasks.compare import read_comparisons, summarize, summary_table
@@ -185,7 +187,7 @@ def _read_shares(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise ValueError(f"--shares {text!r}: separate numbers by commas, as in 0.01,0.1,1") from None
+        raise ValueError(f"--shares {text!r}: write numbers with commas between them, as in 0.01,0.1,1") from None
 
 
 def _read_config(

@@ -1,0 +1,156 @@
+"""vocab, prepare, pretrain, finetune: from text to a model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from verbs import LINES, error_of, result_of, run
+
+from elmokit.cli import main
+from elmokit.model import ELMo
+from elmokit.text import tokenize
+
+
+def test_vocab_counts_the_words_of_all_files(text, tmp_path):
+    (tmp_path / "more.txt").write_text("bank bank\nHe\n")
+    arguments = ["vocab", text, tmp_path / "more.txt", "-o", tmp_path / "words.txt", "--size", 5]
+    assert result_of(*arguments)["words"] == 5
+    assert (tmp_path / "words.txt").read_text().split() == ["<S>", "</S>", "<UNK>", "bank", "He"]
+    assert "words.txt already exists" in error_of(*arguments)
+    assert "5 words" in run(*arguments, "--overwrite").stdout
+    run("vocab", text, "-o", tmp_path / "often.txt", "--tokenized", "--min-count", 2)
+    assert "river," not in (tmp_path / "often.txt").read_text().split()
+
+
+def test_vocab_says_in_one_line_what_is_wrong(text, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    assert "there is no word" in error_of("vocab", tmp_path / "empty.txt", "-o", tmp_path / "v.txt")
+    assert "no such file" in error_of("vocab", tmp_path / "nothing.txt", "-o", tmp_path / "v.txt")
+    assert "there is no folder" in error_of("vocab", text, "-o", text / "v.txt")
+    assert "/dev/full is not a regular file" in error_of("vocab", text, "-o", "/dev/full", "--overwrite")
+    assert not (tmp_path / "v.txt").exists()
+
+
+def test_prepare_writes_a_corpus_and_counts_it(text, tmp_path):
+    run("vocab", text, "-o", tmp_path / "words.txt")
+    arguments = ["prepare", text, "-o", tmp_path / "corpus", "--vocabulary", tmp_path / "words.txt"]
+    result = result_of(*arguments)
+    assert (result["sentences"], result["documents"], result["replaced_lines"]) == (4, 2, 0)
+    assert result["tokens"] == sum(len(tokenize(line)) for line in LINES)
+    assert "4 sentences" in run(*arguments).stdout  # what is there is not made again
+    text.write_text("changed\n")
+    assert "holds a corpus of other text" in error_of(*arguments)
+    assert "words: No such file" in error_of(*arguments[:-1], "words")
+
+
+RECIPE = """
+train = "{text}"
+heldout = "{text}"
+out = "{out}"
+batch_size = 4
+unroll = 5
+steps = 6
+log_every = 2
+eval_every = 3
+loss = "full"
+tensorboard = false
+[model]
+char_dim = 3
+filters = [[1, 2], [2, 3]]
+num_highways = 1
+cell_dim = 7
+projection_dim = 5
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    words = ["the", "bank", "river", "money", "sat", "lent"]
+    rng = np.random.default_rng(6)
+    (tmp_path / "train.txt").write_text("".join(" ".join(rng.choice(words, 5)) + " .\n" for _ in range(40)))
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE.format(text=tmp_path / "train.txt", out=tmp_path / "run"))
+    return path
+
+
+def test_pretrain_runs_a_recipe_and_leaves_a_language_model(recipe, tmp_path):
+    result = CliRunner().invoke(main, ["pretrain", str(recipe), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["step"], found["num_steps"], found["ended"]) == (6, 6, "steps")
+    assert found["folder"] == str(tmp_path / "run")
+    reports = result.stderr.splitlines()
+    assert [line.split("  ")[0] for line in reports] == ["step 2 of 6", "step 4 of 6", "step 6 of 6"]
+    assert result_of("info", tmp_path / "run")["language_model"]
+    line = run("pretrain", recipe).stdout  # it has ended: nothing is done again
+    assert f"held-out perplexity {found['best']['both']:.2f} at step {found['best_step']}" in line
+    assert "word frequencies only" in line
+
+
+def test_pretrain_takes_settings_and_names_wrong_ones(recipe):
+    assert result_of("pretrain", recipe, "--set", "steps=2", "--set", "heldout=null")["step"] == 2
+    assert "unknown key 'stepz'" in error_of("pretrain", recipe, "--set", "stepz=2")
+    assert "no such recipe" in error_of("pretrain", "nothing.toml")
+
+
+def test_a_run_that_a_signal_stopped_ends_with_its_code(recipe, tmp_path):
+    from elmokit import pretraining
+
+    stopped = pretraining.PretrainResult(tmp_path, 3, 6, "SIGINT", None, 0, None, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "run_recipe", lambda *_, **__: stopped)
+        result = CliRunner().invoke(main, ["pretrain", str(recipe)])
+        assert (result.exit_code, result.stdout) == (130, f"{tmp_path}: step 3 of 6\n")
+        patch.setenv("RANK", "1")  # the other processes of torchrun are silent
+        assert run("pretrain", recipe).stdout == ""
+
+
+def test_finetune_goes_on_from_any_model_with_the_words_of_the_text(recipe, folder, tmp_path):
+    settings = ["--set", "batch_size=4", "--set", "unroll=5", "--set", "steps=2", "--set", "loss=full"]
+    arguments = ["finetune", folder, tmp_path / "train.txt", "-o", tmp_path / "tuned", "--tokenized"]
+    assert result_of(*arguments, *settings, "--set", "tensorboard=false")["step"] == 2
+    found = result_of("info", tmp_path / "tuned")
+    assert (found["language_model"], found["vocabulary_size"]) == (True, 10)
+    assert found["bilm_parameters"] == result_of("info", folder)["bilm_parameters"]
+    before, after = (ELMo.from_pretrained(name).bilm.state_dict() for name in (folder, tmp_path / "tuned"))
+    changes = [float((after[name] - before[name]).abs().max()) for name in before]
+    assert 0 < max(changes) < 2  # trained on, not begun anew
+
+
+def test_finetune_takes_a_vocabulary_and_names_wrong_settings(recipe, language_model, tmp_path):
+    (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nthe\nbank\n")
+    arguments = ["finetune", language_model, tmp_path / "train.txt", "-o", tmp_path / "tuned"]
+    settings = ["--set", "batch_size=4", "--set", "steps=1", "--set", "tensorboard=false", "--set", "num_negatives=3"]
+    run(*arguments, *settings, "--vocabulary", tmp_path / "words.txt", "--heldout", tmp_path / "train.txt")
+    assert result_of("info", tmp_path / "tuned")["vocabulary_size"] == 5
+    assert "unknown key 'stepz'" in error_of(*arguments, "--set", "stepz=1")
+    assert "write a setting as key=value" in error_of(*arguments, "--set", "steps")
+
+
+def test_a_recipe_of_the_package_is_given_by_name(recipe, tmp_path):
+    sizes = ["char_dim=3", "filters=[[1, 2]]", "num_highways=1", "cell_dim=7", "projection_dim=5"]
+    settings = [
+        *(
+            f"{key}={tmp_path / name}"
+            for key, name in {"train": "train.txt", "heldout": "train.txt", "out": "r"}.items()
+        ),
+        *(f"model.{size}" for size in sizes),
+        *("steps=2", "batch_size=4", "unroll=5", "num_negatives=3", "tensorboard=false", "eval_batch_size=2"),
+    ]
+    found = result_of("pretrain", "tiny", *(word for setting in settings for word in ("--set", setting)))
+    assert (found["step"], found["folder"]) == (2, str(tmp_path / "r"))
+    assert "no such recipe: pass a TOML file, or one of chinese, english" in error_of("pretrain", "huge")
+
+
+def test_finetune_splits_raw_text_by_the_tokenizer_of_the_model(characters_model, recipe, tmp_path):
+    settings = ["--set", "batch_size=4", "--set", "unroll=5", "--set", "steps=1", "--set", "loss=full"]
+    arguments = ["finetune", characters_model, tmp_path / "train.txt", "--set", "tensorboard=false", *settings]
+    run(*arguments, "-o", tmp_path / "raw")
+    words = set((tmp_path / "train.txt").read_text().split())
+    letters = {letter for word in words for letter in word}
+    specials = {"<S>", "</S>", "<UNK>"}
+    assert set((tmp_path / "raw" / "vocabulary.txt").read_text().split()) == letters | specials
+    run(*arguments, "-o", tmp_path / "spaces", "--tokenized")
+    assert set((tmp_path / "spaces" / "vocabulary.txt").read_text().split()) == words | specials

@@ -1,0 +1,239 @@
+"""embed, similar: what they write and print, and what they say about bad input."""
+
+import json
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_vectors, result_of, run
+
+from elmokit import vector_files as output
+from elmokit.model import ELMo
+from elmokit.text import tokenize
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("layers", ["all", "top", "average", "0"])
+def test_every_format_holds_the_vectors_of_every_line(kind, layers, official, folder, text, tmp_path):
+    result = result_of("embed", text, tmp_path / f"out.{kind}", "--model", folder, "--layers", layers)
+    assert (result["num_sentences"], result["format"]) == (len(LINES), kind)
+    expected = []
+    for line in LINES:
+        stacked = official.expected(tokenize(line)).layers
+        chosen = {"all": stacked, "top": stacked[-1], "average": stacked.mean(axis=0), "0": stacked[0]}
+        expected.append(chosen[layers])
+    assert_same_vectors(read_vectors(tmp_path / f"out.{kind}"), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", f"out.{kind}"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_half_precision_is_the_same_rounded(kind, folder, text, tmp_path):
+    for dtype in ("float32", "float16"):
+        run("embed", text, tmp_path / f"{dtype}.{kind}", "--model", folder, "--dtype", dtype, "--layers", "all")
+    exact, rounded = (read_vectors(tmp_path / f"{dtype}.{kind}") for dtype in ("float32", "float16"))
+    assert rounded[0].dtype == np.float16 or kind == "parquet"
+    assert_same_vectors(rounded, [exact[number] for number in range(len(LINES))], rtol=1e-3)
+    assert not np.array_equal(rounded[0].astype(np.float32), exact[0].astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "npz", "parquet"])
+def test_compressed_files_hold_the_same(kind, folder, text, tmp_path):
+    run("embed", text, tmp_path / f"plain.{kind}", "--model", folder)
+    run("embed", text, tmp_path / f"small.{kind}", "--model", folder, "--compression", "gzip")
+    plain, small = (read_vectors(tmp_path / f"{name}.{kind}") for name in ("plain", "small"))
+    assert_same_vectors(small, [plain[number] for number in range(len(LINES))], rtol=0)
+
+
+def test_an_hdf5_file_has_the_layout_of_allennlp(official, folder, text, tmp_path):
+    run("embed", text, tmp_path / "out", "--format", "hdf5", "--model", folder, "--layers", "all", "--tokenized")
+    with h5py.File(tmp_path / "out") as file:
+        assert sorted(file) == ["0", "1", "2", "3", "4", "sentence_to_index"]
+        assert file["sentence_to_index"].shape == (1,)
+        index = json.loads(file["sentence_to_index"][0])
+        assert index == {LINES[0]: "3", "": "1", LINES[2]: "2", LINES[4]: "4"}  # of equal lines the last is found
+        assert file[index[LINES[0]]].shape == (3, 6, 10)
+        assert file["0"].dtype == np.float32
+        assert file["1"].shape == (3, 0, 10)
+        assert file["2"].shape == (3, 4, 10)  # split at spaces alone
+        np.testing.assert_allclose(file["2"], official.expected(LINES[2].split()).layers, atol=1e-5)
+
+
+def test_sentences_can_be_forgotten_or_be_keys(folder, tmp_path):
+    lines = "one two\nthree / four\n"
+    run("embed", "-", tmp_path / "a.hdf5", "--model", folder, "--forget-sentences", text=lines)
+    run("embed", "-", tmp_path / "b.hdf5", "--model", folder, "--use-sentence-keys", text=lines)
+    with h5py.File(tmp_path / "a.hdf5") as numbered, h5py.File(tmp_path / "b.hdf5") as keyed:
+        assert sorted(numbered) == ["0", "1"]
+        assert "sentence_to_index" not in keyed
+        for number, line in enumerate(lines.splitlines()):
+            assert np.array_equal(keyed[line], numbered[str(number)])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("same\nother\nsame\n", "line 3: 'same' is there twice"),
+        ("one\n\n", "line 2: '' cannot be a key"),
+        ("a/b\na\n", "line 2: 'a' and another line differ by what follows a /"),
+        ("a\na/b\n", "line 2: 'a/b' and another line"),
+        ("nul\0\n", "line 1: 'nul\\x00' cannot be a key"),
+    ],
+)
+def test_lines_that_cannot_be_keys_are_named(lines, message, folder, tmp_path):
+    found = error_of("embed", "-", tmp_path / "o.h5", "--model", folder, "--use-sentence-keys", text=lines)
+    assert message in found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parquet_row_has_the_line_and_its_tokens(folder, text, tmp_path):
+    import pyarrow.parquet
+
+    run("embed", text, tmp_path / "out.parquet", "--model", folder)
+    rows = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["tokens"] for row in rows] == [tokenize(line) for line in LINES]
+    assert [len(row["vectors"]) for row in rows] == [len(tokenize(line)) for line in LINES]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"one two\r\n\r\nthree\r\n", ["one two", "", "three"]),
+        (b"no line feed at the end", ["no line feed at the end"]),
+        (b"\xef\xbb\xbfa mark first\nthen\n", ["a mark first", "then"]),
+        ("a\u2028b \u0085 c\n\U0001f600\n".encode(), ["a\u2028b \u0085 c", "\U0001f600"]),
+        (b"", []),
+        (b"\n", [""]),
+        (b"long " * 3000 + b"\n" + b"x" * 20000 + b"\n", ["long " * 2999 + "long", "x" * 20000]),
+    ],
+)
+def test_a_line_ends_at_a_line_feed_and_nowhere_else(content, lines, folder, tmp_path):
+    (tmp_path / "in.txt").write_bytes(content)
+    result = result_of("embed", tmp_path / "in.txt", tmp_path / "out.npz", "--model", folder)
+    found = read_vectors(tmp_path / "out.npz")
+    assert [found[number].shape for number in range(len(lines))] == [(len(tokenize(line)), 10) for line in lines]
+    assert (result["num_sentences"], result["num_tokens"]) == (len(lines), sum(map(len, map(tokenize, lines))))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("layers", ["all", "top"])
+def test_an_empty_file_and_blank_lines_alone_make_a_file_too(kind, layers, folder, tmp_path):
+    for lines in ("", "\n\n"):
+        arguments = ["embed", "-", tmp_path / f"out.{kind}", "--overwrite", "--model", folder, "--layers", layers]
+        run(*arguments, "--tokenized", text=lines)
+        found = read_vectors(tmp_path / f"out.{kind}")
+        assert sorted(found) == list(range(len(lines)))
+        assert all(vectors.size == 0 for vectors in found.values())
+
+
+def test_the_batch_size_does_not_change_the_vectors(folder, text, tmp_path):
+    run("embed", text, tmp_path / "a.npz", "--model", folder)
+    run("embed", text, tmp_path / "b.npz", "--model", folder, "--batch-size", 1)
+    first, second = read_vectors(tmp_path / "a.npz"), read_vectors(tmp_path / "b.npz")
+    assert_same_vectors(first, [second[number] for number in range(len(LINES))], rtol=1e-5)
+
+
+def test_text_that_is_not_utf8_is_an_error_that_names_the_line(folder, tmp_path):
+    (tmp_path / "in.txt").write_bytes("fine\nf\xfcr\n".encode("latin-1"))
+    message = error_of("embed", tmp_path / "in.txt", tmp_path / "out.hdf5", "--model", folder)
+    assert "in.txt: line 2 is not UTF-8 at byte 2" in message
+    assert "iconv" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+    assert "standard input: line 1 is not UTF-8" in error_of(
+        "embed", "-", tmp_path / "out.hdf5", "--model", folder, text=b"\xff\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.txt", "out.npz"], "nothing.txt: No such file or directory"),
+        ([".", "out.npz"], ".: Is a directory"),
+        (["in.txt", "out"], "out: its suffix names no format"),
+        (["in.txt", "out.npz", "--layers", "9"], "number from 0 to 2, not 9"),
+        (
+            ["in.txt", "out.npz", "--layers", "most"],
+            'layers must be "average", "top", "all" or a number from 0 to 2, not \'most\'',
+        ),
+        (["in.txt", "out.npz", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
+        (["in.txt", "out.npz", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["in.txt", "out.npz", "--forget-sentences"], "out.npz: sentence keys are a matter of hdf5 files"),
+        (["in.txt", "out.safetensors", "--compression", "gzip"], "safetensors files are not compressed"),
+        (["in.txt", "in.txt/out.npz"], "in.txt/out.npz: there is no folder in.txt"),
+        (["in.txt", "away/out.npz"], "away/out.npz: there is no folder away"),
+        (["in.txt", "/dev/full", "--format", "npz", "--overwrite"], "/dev/full is not a regular file"),
+        (["in.txt", ".", "--format", "npz"], ". is not a regular file"),
+        (["in.txt", "in.txt", "--format", "npz"], "in.txt already exists"),
+        (["in.txt", "out.npz", "--model", "nowhere"], "no model 'nowhere'"),
+    ],
+)
+def test_embed_says_in_one_line_what_is_wrong(arguments, message, folder, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "--model" not in arguments:
+        arguments = [*arguments, "--model", str(folder)]
+    assert message in error_of("embed", *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+    assert text.read_text().startswith(LINES[0])
+
+
+def test_parquet_without_pyarrow_names_the_extra(folder, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert 'pip install "elmokit[parquet]"' in error_of("embed", text, tmp_path / "o.parquet", "--model", folder)
+
+
+def test_values_that_half_precision_cannot_hold_are_an_error(folder, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        ELMo, "embed", lambda self, tokens, **_: [np.full((len(words), 10), 1e6, np.float32) for words in tokens]
+    )
+    arguments = ["embed", text, tmp_path / "out.npz", "--model", folder]
+    assert "line 1 has values beyond float16: write float32" in error_of(*arguments, "--dtype", "float16")
+    run(*arguments)
+
+
+def test_more_tensors_than_a_safetensors_header_holds_can_still_be_written_as_hdf5(folder, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "SAFETENSORS_HEADER_BYTES", 100)
+    message = error_of("embed", text, tmp_path / "out.safetensors", "--model", folder)
+    assert "5 tensors are too many" in message
+    (tmp_path / "out.safetensors.partial").rename(tmp_path / "out.hdf5.partial")
+    assert result_of("embed", text, tmp_path / "out.hdf5", "--model", folder)["num_resumed"] == 5
+
+
+def test_a_word_level_model_is_known_by_its_vocabulary_too(official_model, tmp_path):
+    words = official_model(seed=5, word_level=True)
+    (words.options_path.parent / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words.vocabulary))
+    run("convert", words.options_path.parent, tmp_path / "model")
+    run("embed", "-", tmp_path / "o.npz", "--model", tmp_path / "model", "--layers", "all", text="word1 word3 other\n")
+    expected = words.expected(["word1", "word3", "other"]).layers
+    np.testing.assert_allclose(read_vectors(tmp_path / "o.npz")[0], expected, atol=1e-5)
+    info = result_of("info", tmp_path / "model")
+    assert (info["input"], info["vocabulary_size"], info["language_model"]) == ("words", 12, False)
+    assert "12 words" in run("info", tmp_path / "model").stdout
+
+
+def test_similar_prints_the_cosine_of_a_word_in_each_layer(official, folder):
+    sentences = ["He sat by the bank .", "The Bank lent money ."]
+    result = result_of("similar", *sentences, "--word", "bank", "--per-layer", "--model", folder)
+    layers = [official.expected(tokenize(sentence)).layers for sentence in sentences]
+    a, b = layers[0][:, 4], layers[1][:, 1]
+    a, b = np.vstack([a, a.mean(axis=0)]), np.vstack([b, b.mean(axis=0)])
+    expected = (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    assert list(result["cosine"]) == ["0", "1", "2", "average"]
+    np.testing.assert_allclose(list(result["cosine"].values()), expected, atol=1e-5)
+    table = run("similar", *sentences, "--word", "bank", "--layers", "all", "--model", folder).stdout.splitlines()
+    assert [line.split() for line in table] == [
+        ["layer", "cosine"],
+        *([name, f"{value:.4f}"] for name, value in result["cosine"].items()),
+    ]
+
+
+def test_similar_compares_whole_sentences_without_a_word(official, folder):
+    sentences = ["He sat by the bank .", "The bank lent money ."]
+    result = result_of("similar", *sentences, "--layers", "top", "--model", folder)
+    a, b = (official.expected(tokenize(sentence)).layers[-1].mean(axis=0) for sentence in sentences)
+    assert result["cosine"] == {"top": pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)}
+
+
+def test_similar_names_a_word_that_is_not_there(folder):
+    assert "the word 'money' is not in the sentence" in error_of(
+        "similar", "a", "b", "--word", "money", "--model", folder
+    )

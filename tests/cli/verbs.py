@@ -1,0 +1,76 @@
+"""How tests call the verbs, and read the files of vectors that they write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import safetensors.numpy
+from click.testing import CliRunner, Result
+
+from elmokit.cli import main
+
+FORMATS = ["hdf5", "npz", "parquet", "safetensors"]
+LINES = ["He sat on the bank .", "", "The river, isn't it?", "He sat on the bank .", "last one"]
+WORDS = ["<S>", "</S>", "<UNK>", "the", ".", "bank", "He", "sat", "on", "river", "money"]
+
+
+def run(*arguments: object, text: str | bytes | None = None) -> Result:
+    """The verb does what it is told."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def result_of(*arguments: object, text: str | bytes | None = None) -> Any:
+    """What the verb prints with --json."""
+    return json.loads(run(*arguments, "--json", text=text).stdout)
+
+
+def error_of(*arguments: object, text: str | bytes | None = None) -> str:
+    """The one line that the verb ends with."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text)
+    assert result.exit_code == 1, (result.output, result.exception)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+def read_vectors(path: Path) -> dict[int, np.ndarray]:
+    """The arrays of a file by line, read by the library that the format belongs to."""
+    kind = path.suffix[1:]
+    if kind == "hdf5":
+        with h5py.File(path) as file:
+            return {int(key): file[key][()] for key in file if key.isdecimal()}
+    if kind == "npz":
+        with np.load(path) as arrays:
+            return {int(key): arrays[key] for key in arrays}
+    if kind == "safetensors":
+        return {int(key): array for key, array in safetensors.numpy.load_file(path).items()}
+    import pyarrow.parquet
+
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    return {row["line"]: np.array(row["vectors"]) for row in rows}
+
+
+def assert_same_file(found: Path, expected: Path) -> None:
+    """The same lines with the same vectors; a word that an earlier part had spelled may differ in its last bit."""
+    one, other = read_vectors(found), read_vectors(expected)
+    assert list(one) == list(other)
+    for line, vectors in one.items():
+        np.testing.assert_allclose(vectors, other[line], atol=1e-6, rtol=0)
+    assert found.stat().st_size == expected.stat().st_size
+
+
+def assert_same_vectors(found: dict[int, np.ndarray], expected: list[np.ndarray], rtol: float = 1e-4) -> None:
+    assert sorted(found) == list(range(len(expected)))
+    for number, vectors in enumerate(expected):
+        if vectors.size:
+            assert found[number].shape == vectors.shape
+            np.testing.assert_allclose(found[number], vectors, atol=1e-5 if rtol < 1e-3 else 1e-3, rtol=rtol)
+        else:  # nested lists cannot say how wide nothing is
+            assert found[number].size == 0
