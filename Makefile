@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit browser flair site clean
+.PHONY: test demo lint types unit browser flair site release clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -40,6 +40,14 @@ flair: .venv-flair/installed
 # the documentation as a site, in site/; look at it with: .venv/bin/python -m http.server -d site
 site: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# wheel and sdist in dist/, checked: contents, metadata, and README's first session in a new environment
+release: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/release/check_release.py dist
 
 # the story of the word "bank", told by the model that comes with the package
 demo: .venv/installed

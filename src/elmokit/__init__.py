@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elmokit.spans import embed_spans
     from elmokit.text import Vocabulary, batch_to_ids, tokenize
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "BiLM": "network",
