@@ -545,7 +545,7 @@ def test_a_store_is_not_built_on_with_other_settings(folder):
     run(index_verb, "build", "corpus.txt", "--model", "mine")
     with pytest.raises(ValueError, match="store was made with layer 'average', not 'top'"):
         run(index_verb, "build", "corpus.txt", "--layer", "top")
-    with pytest.raises(ValueError, match='must be "average", "top" or a number from 0 to 2, not .all.'):
+    with pytest.raises(ValueError, match=r'must be "average", "top" or a number from 0 to 2, not .all.'):
         run(index_verb, "build", "corpus.txt", "--layer", "all")
     with pytest.raises(ValueError, match="no such file"):
         run(index_verb, "build", "nowhere.txt")
