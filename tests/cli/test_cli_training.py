@@ -148,9 +148,7 @@ def test_finetune_splits_raw_text_by_the_tokenizer_of_the_model(characters_model
     settings = ["--set", "batch_size=4", "--set", "unroll=5", "--set", "steps=1", "--set", "loss=full"]
     arguments = ["finetune", characters_model, tmp_path / "train.txt", "--set", "tensorboard=false", *settings]
     run(*arguments, "-o", tmp_path / "raw")
-    words = set((tmp_path / "train.txt").read_text().split())
-    letters = {letter for word in words for letter in word}
-    specials = {"<S>", "</S>", "<UNK>"}
-    assert set((tmp_path / "raw" / "vocabulary.txt").read_text().split()) == letters | specials
-    run(*arguments, "-o", tmp_path / "spaces", "--tokenized")
-    assert set((tmp_path / "spaces" / "vocabulary.txt").read_text().split()) == words | specials
+    letters = set("".join((tmp_path / "train.txt").read_text().split()))
+    assert set((tmp_path / "raw" / "vocabulary.txt").read_text().split()) == letters | {"<S>", "</S>", "<UNK>"}
+    assert result_of("info", tmp_path / "raw")["tokenizer"] == "characters"
+    assert "tokenized" in error_of(*arguments, "-o", tmp_path / "spaces", "--tokenized")

@@ -20,7 +20,7 @@ from elmokit.cli.terminal import (
     print_result,
     print_table,
     progress_bar,
-    tokenized_as,
+    tokenized_for,
     tokenized_option,
 )
 
@@ -175,7 +175,7 @@ def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool
     plain = all(file.suffix.lower() not in (".gz", ".xz", ".zst", ".parquet") for file in files)
     with progress_bar("indexing", sum(file.stat().st_size for file in files) if plain else None) as advance:
         for file in files:
-            rule = tokenized_as(model.tokenizer.name, tokenized)
+            rule = tokenized_for(model, tokenized)
             added = store.add(model, _read_sentences(file, rule, advance), source=str(file.resolve()))
             num_words += added.num_words
             num_skipped += added.num_skipped

@@ -19,7 +19,7 @@ from elmokit.cli.terminal import (
     open_input,
     print_table,
     progress_bar,
-    tokenized_as,
+    tokenized_for,
     tokenized_option,
 )
 
@@ -108,7 +108,7 @@ def _corpus_perplexity(elmo: ELMo, text: tuple[str, ...], tokenized: bool) -> Pe
             text,
             folder,
             vocabulary=elmo.vocabulary,
-            tokenized=tokenized_as(elmo.tokenizer.name, tokenized),
+            tokenized=tokenized_for(elmo, tokenized),
             max_characters=elmo.config.max_characters,
             progress=advance.to,
         )

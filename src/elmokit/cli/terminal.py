@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from elmokit.corpus.sources import Tokenized
     from elmokit.model import ELMo
     from elmokit.pretraining import Progress
 
@@ -133,11 +134,11 @@ def load_model(name: str | None, device: str | None) -> ELMo:
         return ELMo.from_pretrained(name, device=where, progress=progress)
 
 
-def tokenized_as(tokenizer: str, tokenized: bool) -> bool | Literal["characters"]:
-    """The `tokenized` of a corpus that is split by a model's tokenizer, or by --tokenized at spaces."""
-    if tokenizer == "characters" and not tokenized:
-        return "characters"
-    return tokenized or tokenizer == "spaces"
+def tokenized_for(elmo: ELMo, tokenized: bool) -> Tokenized:
+    """How a corpus for a model is split: at spaces with --tokenized, else by the tokenizer of the model."""
+    from elmokit.corpus.sources import tokenized_of
+
+    return True if tokenized else tokenized_of(elmo.tokenizer.name)
 
 
 def check_new_file(path: Path, overwrite: bool) -> None:
