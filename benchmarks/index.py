@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from elmokit.text import TREEBANK
+
 K = 10
 
 
@@ -134,7 +136,7 @@ class FromFile:
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
-        self.config = SimpleNamespace(projection_dim=vectors.shape[1] // 2, num_layers=2)
+        self.dim, self.num_layers, self.tokenizer = vectors.shape[1], 3, TREEBANK
 
     def digest(self) -> str:
         return "a file of vectors"

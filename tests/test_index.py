@@ -11,11 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from elmokit import BiLM, BiLMConfig, ELMo
-from elmokit import index as index_module
+from elmokit import BiLM, BiLMConfig, ELMo, files
 from elmokit.cli.index import index as index_verb
 from elmokit.cli.index import neighbours as neighbours_verb
-from elmokit.index import Added, Neighbour, WordIndex
+from elmokit.index import Added, Neighbour, WordIndex, batches, store
 from elmokit.text import tokenize
 
 pytest.importorskip("usearch", reason="the extra elmokit[index] is not installed")
@@ -52,8 +51,8 @@ def vectors_of(model, sentences, layers="average"):
 @pytest.fixture
 def with_graph(monkeypatch):
     """Batches and graphs at the sizes of tests."""
-    monkeypatch.setattr(index_module, "TOKENS_AT_ONCE", 100)
-    monkeypatch.setattr(index_module, "ROWS_OUTSIDE_GRAPH", 50)
+    monkeypatch.setattr(batches, "TOKENS_AT_ONCE", 100)
+    monkeypatch.setattr(store, "ROWS_OUTSIDE_GRAPH", 50)
 
 
 def content(folder):
@@ -111,8 +110,8 @@ def test_a_graph_that_proposes_too_little_is_not_believed(model, tmp_path, with_
     wanted = store.search(queries, 5, exact=True)
 
     class Broken:
-        def search(self, query, count):
-            return type("Matches", (), {"keys": np.zeros(2, np.uint64)})
+        def propose(self, query, count):
+            return np.zeros(2, np.int64)
 
     monkeypatch.setattr(store, "_graph", Broken())
     assert (store.search(queries, 5).rows == wanted.rows).all()
@@ -202,8 +201,8 @@ def test_a_store_made_in_parts_is_the_store_made_at_once(model, tmp_path, with_g
         WordIndex.open(tmp_path / "parts").add(model, sentences[begin : begin + 17])
     parts = WordIndex.open(tmp_path / "parts")
     assert parts.num_sentences == 120
-    assert (parts._rows == whole._rows).all()
-    assert np.allclose(parts._vectors.astype(float), whole._vectors.astype(float), atol=1e-3)
+    assert (parts._files.rows == whole._files.rows).all()
+    assert np.allclose(parts._files.vectors.astype(float), whole._files.vectors.astype(float), atol=1e-3)
     lines = (tmp_path / "parts" / "sentences.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == sentences
     assert len(list((tmp_path / "parts").glob("graph-*"))) == 1
@@ -227,7 +226,7 @@ def test_a_source_that_changed_is_refused(model, tmp_path, change):
     store = WordIndex.create(tmp_path / "store", model)
     store.add(model, sentences, source="a.txt")
     before = content(tmp_path / "store")
-    with pytest.raises(ValueError, match=r"a\.txt: .*20 sentences of it, which are not its first ones now"):
+    with pytest.raises(ValueError, match=r"a\.txt: .*20 sentences of it, which are no longer its first ones"):
         store.add(model, change(sentences), source="a.txt")
     assert content(tmp_path / "store") == before
 
@@ -240,7 +239,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", range(1, 37, 5))
-def test_a_build_that_stops_anywhere_goes_on_and_loses_and_repeats_nothing(
+def test_a_build_that_stops_anywhere_resumes_and_loses_and_repeats_nothing(
     model, tmp_path, with_graph, monkeypatch, step
 ):
     sentences = random_sentences(60)
@@ -277,20 +276,21 @@ def test_a_build_that_stops_anywhere_goes_on_and_loses_and_repeats_nothing(
 KILLED_PROGRAM = """
 import sys, time
 from test_index import random_model, random_sentences
-from elmokit import index
-index.TOKENS_AT_ONCE, index.ROWS_OUTSIDE_GRAPH = 100, 50
+from elmokit.index import WordIndex, batches, store
+batches.TOKENS_AT_ONCE, store.ROWS_OUTSIDE_GRAPH = 100, 50
 model = random_model()
-store = index.WordIndex.create(sys.argv[1], model)
+words = WordIndex.create(sys.argv[1], model)
 def report(done, total):
     print(done, flush=True)
     time.sleep(0.05)
-store.add(model, random_sentences(200), source="a", progress=report)
+words.add(model, random_sentences(200), source="a", progress=report)
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
-def test_a_killed_process_leaves_a_store_that_goes_on(model, tmp_path, with_graph):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
+def test_a_killed_process_leaves_a_store_that_resumes(model, tmp_path, with_graph):
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", KILLED_PROGRAM, str(tmp_path / "store")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         for _ in range(3):
@@ -306,7 +306,7 @@ def test_a_killed_process_leaves_a_store_that_goes_on(model, tmp_path, with_grap
     assert content(tmp_path / "store") == content(tmp_path / "whole")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no file locks here")
+@pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")
 def test_two_do_not_add_at_once_and_a_reader_sees_what_is_committed(model, tmp_path, with_graph):
     store = WordIndex.create(tmp_path / "store", model)
 
@@ -459,21 +459,40 @@ def test_wrong_questions_are_refused(model, tmp_path):
         store.search(np.ones(16))
 
 
-@pytest.mark.parametrize("layer", ["all", 3, -1, True, 1.0])
-def test_a_layer_that_is_not_there_is_refused(model, tmp_path, layer):
-    with pytest.raises(ValueError, match="layer must be"):
+@pytest.mark.parametrize("layer", ["all", 3, -4, True, 1.0])
+def test_a_layer_that_the_model_does_not_have_is_refused(model, tmp_path, layer):
+    with pytest.raises(ValueError, match="layers must be"):
         WordIndex.create(tmp_path / "store", model, layer=layer)
+
+
+@pytest.mark.parametrize(("layer", "number"), [(-1, 2), (np.int64(1), 1), (-3, 0)])
+def test_a_layer_may_be_counted_from_the_top_and_be_an_integer_of_numpy(model, tmp_path, layer, number):
+    sentences = random_sentences(10)
+    created = WordIndex.create(tmp_path / "store", model, layer=layer)
+    created.add(model, sentences)
+    assert WordIndex.open(tmp_path / "store").settings.layer == number
+    (query,) = model.embed([["the", "bank"]], layers=number)
+    cosines = vectors_of(model, sentences, number) @ (query[1] / np.linalg.norm(query[1]))
+    assert created.search(query[1:], 1).cosines == pytest.approx(cosines.max(), abs=1e-3)
+
+
+def test_strings_are_cut_by_the_tokenizer_of_the_model(tmp_path):
+    model = random_model(tokenizer="characters")
+    created = WordIndex.create(tmp_path / "store", model)
+    assert created.add(model, ["银行 在河边", "a b"]) == Added(2, 5 + 2, 0)
+    (found,) = created.neighbours(model, "a [b]", k=9)
+    assert found.tokens == ["银", "行", "在", "河", "边"]
 
 
 def test_a_folder_that_holds_something_is_left_alone(model, tmp_path):
     WordIndex.create(tmp_path / "store", model)
-    with pytest.raises(ValueError, match="there is an index already"):
+    with pytest.raises(ValueError, match="an index already exists"):
         WordIndex.create(tmp_path / "store", model)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="something else is there"):
+    with pytest.raises(ValueError, match="already exists and is not an index"):
         WordIndex.create(tmp_path / "other", model)
-    with pytest.raises(ValueError, match=r"no index\.json, so this is no index"):
+    with pytest.raises(ValueError, match=r"no index\.json, so this is not an index"):
         WordIndex.open(tmp_path / "other")
     (tmp_path / "store" / "index.json").unlink()  # as a kill in `create` leaves it
     assert len(WordIndex.create(tmp_path / "store", model)) == 0

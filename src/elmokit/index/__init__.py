@@ -1,0 +1,24 @@
+"""A searchable store of words in context: every word of a corpus with its vector, on disk.
+
+store.py    `WordIndex`: create, open, add, search
+batches.py  sentences -> batches that are embedded and committed together
+files.py    the folder: settings, sentences, rows, vectors, contents
+graph.py    nearest vectors: an HNSW graph over most of them, exact comparison for the rest
+"""
+
+from elmokit.index.files import SETTINGS_FILE, IndexContents, IndexSettings, Source
+from elmokit.index.graph import Hits
+from elmokit.index.store import Added, Layer, Neighbour, Progress, WordIndex
+
+__all__ = [
+    "SETTINGS_FILE",
+    "Added",
+    "Hits",
+    "IndexContents",
+    "IndexSettings",
+    "Layer",
+    "Neighbour",
+    "Progress",
+    "Source",
+    "WordIndex",
+]

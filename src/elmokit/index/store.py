@@ -1,0 +1,372 @@
+"""`WordIndex`: words in context that can be added to and searched.
+
+Input: a model and sentences, batch by batch. Output: a folder (see files.py), and from it the words nearest to a word
+in context. Words that are not in the graph yet (the last ones, or those of a build that was killed) are compared one by
+one: the graph makes answers fast, not right.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.extras import require
+from elmokit.files import replacing
+from elmokit.index.batches import SentenceBatch, make_batches
+from elmokit.index.files import (
+    CONTENTS_FILE,
+    SETTINGS_FILE,
+    IndexContents,
+    IndexFiles,
+    IndexSettings,
+    Source,
+    create_files,
+    read_settings,
+)
+from elmokit.index.graph import Hits, WordGraph, compare, rank, stack, to_int8
+from elmokit.inference.runner import Sentence
+from elmokit.inference.vectors import unit
+from elmokit.inference.views import check_layers
+from elmokit.model import ELMo
+from elmokit.text import as_list, marked_word
+
+log = logging.getLogger(__name__)
+
+Layer = Literal["average", "top"] | int
+Progress = Callable[[int, int | None], None]
+"""Called with the number of sentences done, and of all, None if that is not known."""
+
+ROWS_OUTSIDE_GRAPH = 8192  # compared one by one in a few milliseconds, so that a few new words do not rewrite the graph
+CANDIDATES = 4  # rows that the graph proposes for each that is asked for
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A word of the index near the one that was asked about."""
+
+    tokens: list[str]
+    index: int
+    """Position of the word in `tokens`."""
+    word: str
+    cosine: float
+    sentence_number: int
+    """Number of the sentence, counted from 0 in the order of adding, empty sentences included."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """What `add` did."""
+
+    num_sentences: int
+    num_words: int
+    num_skipped: int
+    """Number of sentences of the source that the index had before."""
+
+
+class WordIndex:
+    """A folder of words in context that can be searched and added to. Use `create` or `open`.
+
+    Several threads may search at once. Other processes may search while one adds; other threads may not use the object
+    that adds.
+    """
+
+    def __init__(self, folder: Path, settings: IndexSettings) -> None:
+        self.folder, self.settings = folder, settings
+        self._skip_words = frozenset(settings.skip_words)
+        self._known_model: tuple[Callable[[], ELMo | None], list[tuple[int, int]]] = (lambda: None, [])
+        self._growing: WordGraph | None = None
+        self._files = IndexFiles(folder, settings.dim)
+        self._graph = self._view_graph()
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        model: ELMo,
+        *,
+        layer: Layer = "average",
+        skip_punctuation: bool = False,
+        skip_words: Iterable[str] = (),
+        model_name: str | None = None,
+    ) -> WordIndex:
+        """Create an empty index.
+
+        Words that are left out stay in their sentences, but are not found.
+
+        Args:
+            folder: A new or empty folder.
+            model: The model whose vectors are indexed.
+            layer: "average" is the even mix of the layers, "top" the last one, a number one layer.
+            skip_punctuation: Leave out tokens without a letter or digit.
+            skip_words: Words to leave out, in upper or lower case.
+            model_name: A name under which the model can be loaded again.
+
+        Raises:
+            ValueError: If the folder has content, or the model has no such layer.
+            ImportError: If usearch is not installed.
+        """
+        folder = Path(folder)
+        if (folder / SETTINGS_FILE).exists():
+            raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
+        # a killed call may have left its first file
+        if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= {CONTENTS_FILE}):
+            raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
+        checked = check_layers(layer, model.num_layers, single=True)
+        require("usearch.index", extra="index")
+        settings = IndexSettings(
+            digest=model.digest(),
+            model=model_name,
+            dim=model.dim,
+            layer=checked,
+            skip_punctuation=skip_punctuation,
+            skip_words=tuple(sorted({word.casefold() for word in as_list(skip_words)})),
+        )
+        create_files(folder, settings)
+        return cls(folder, settings)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> WordIndex:
+        """Open the index in `folder`, as it was after the last batch that was committed.
+
+        Raises:
+            ValueError: If the folder is not an index, or is damaged.
+        """
+        return cls(Path(folder), read_settings(Path(folder)))
+
+    def __len__(self) -> int:
+        return self.contents.num_rows
+
+    @property
+    def contents(self) -> IndexContents:
+        """Numbers of sentences, words and bytes, and the sources."""
+        return self._files.contents
+
+    @property
+    def num_sentences(self) -> int:
+        """Number of sentences that were added, empty ones included."""
+        return self.contents.num_sentences
+
+    @property
+    def size_on_disk(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    # ---- adding ------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        model: ELMo,
+        sentences: Iterable[Sentence],
+        *,
+        source: str | None = None,
+        progress: Progress | None = None,
+    ) -> Added:
+        """Embed sentences and add their words, batch by batch. A kill costs at most one batch.
+
+        Args:
+            model: The model that the index was created with.
+            sentences: Strings, which the model's tokenizer cuts, or token lists.
+            source: A name for these sentences. If it was added before, the sentences that the index has are skipped:
+                the same call resumes where it was stopped, and a text that has grown is continued. Without a name all
+                sentences are added.
+            progress: Called after each batch.
+
+        Returns:
+            The numbers of sentences and words added, and of sentences skipped.
+
+        Raises:
+            ValueError: If the model is another one or carries its state, the source has changed, or another process is
+                adding.
+        """
+        self.check_model(model)
+        if model.state == "carry":
+            raise ValueError('this model carries its state from batch to batch: load it with state="stateless"')
+        total = len(sentences) if isinstance(sentences, Sequence) else None
+        with self._writing():
+            before = self.contents
+            sources = {one[0]: Source(*one) for one in before.sources}
+            known = Source("", 0, "") if source is None else sources.get(source, Source(source, 0, ""))
+            batches = make_batches(
+                sentences,
+                model.tokenizer,
+                num_known=known.num_sentences,
+                digest=known.digest,
+                name=f"{source}: {self.folder}",
+            )
+            for batch in batches:
+                if source is not None:
+                    sources[source] = Source(source, batch.num_done, batch.digest)
+                self._commit(model, batch, list(sources.values()))
+                if progress is not None:
+                    progress(batch.num_done, total)
+                # doubling: saving the graph again and again costs at most twice the last save
+                self._grow_graph(beyond=max(ROWS_OUTSIDE_GRAPH, self.contents.graph_rows))
+            self._grow_graph(beyond=ROWS_OUTSIDE_GRAPH)
+            after = self.contents
+        return Added(after.num_sentences - before.num_sentences, after.num_rows - before.num_rows, known.num_sentences)
+
+    def check_model(self, model: ELMo) -> None:
+        """Check that the vectors of the index are those of `model`.
+
+        Raises:
+            ValueError: If the model has other weights.
+        """
+        # the digest takes a second: it is computed again only when weights were changed or replaced
+        weights = [(p.data_ptr(), p._version) for p in model.bilm.parameters()]
+        known, known_weights = self._known_model
+        if known() is model and known_weights == weights:
+            return
+        digest = model.digest()
+        if digest != self.settings.digest:
+            name = "" if self.settings.model is None else f" ({self.settings.model})"
+            raise ValueError(
+                f"{self.folder}: this index was made with another model{name}: its weights have the digest "
+                f"{self.settings.digest[:12]}, those of this model have {digest[:12]}; load that model, with the same "
+                "dtype and quantize, or build a new index"
+            )
+        self._known_model = weakref.ref(model), weights
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Lock the folder; the graph that grows is kept in memory until the block ends."""
+        with self._files.writing():
+            self._graph = self._view_graph()
+            try:
+                yield
+            finally:
+                self._growing = None
+
+    def _commit(self, model: ELMo, batch: SentenceBatch, sources: list[Source]) -> None:
+        """Embed a batch and write it."""
+        embedded = model.embed(batch.tokens, layers=self._layer)
+        positions = [[n for n, word in enumerate(words) if self._is_indexed(word)] for words in batch.tokens]
+        for words, vectors in zip(batch.tokens, embedded, strict=True):
+            if not np.isfinite(vectors).all():
+                raise ValueError(f"the model's vectors of {' '.join(words)!r} are not finite: they cannot be compared")
+        units = [unit(vectors[indexed]) for vectors, indexed in zip(embedded, positions, strict=True)]
+        self._files.append(batch, positions, units, sources)
+        self._graph = self._view_graph()
+
+    def _is_indexed(self, word: str) -> bool:
+        if self.settings.skip_punctuation and not any(map(str.isalnum, word)):
+            return False
+        return word.casefold() not in self._skip_words
+
+    def _grow_graph(self, *, beyond: int) -> None:
+        """Add all words to the graph if more than `beyond` are not in it."""
+        old = self.contents
+        if old.num_rows - old.graph_rows <= beyond:
+            return
+        if self._growing is None:
+            self._growing = WordGraph(self.settings.dim)
+            if old.graph_rows:
+                self._growing.load(self.folder / old.graph_file)
+        self._growing.add(self._files.vectors, old.graph_rows, old.num_rows)
+        new = replace(old, graph_rows=old.num_rows)
+        path = self.folder / new.graph_file
+        with replacing(path) as temporary:
+            self._growing.save(temporary)
+        self._files.write_contents(replace(new, graph_bytes=path.stat().st_size))
+        self._graph = self._view_graph()
+        (self.folder / old.graph_file).unlink(missing_ok=True)
+        log.info("%s: the graph has %d words", self.folder, old.num_rows)
+
+    # ---- searching ---------------------------------------------------------------------------------------------------
+
+    def neighbours(self, model: ELMo, sentence: str, k: int = 10) -> list[Neighbour]:
+        """The words nearest to one word in a sentence, at most one per sentence of the index.
+
+        Args:
+            model: The model that the index was created with.
+            sentence: A sentence with one word in brackets, "He sat by the [bank] ." The same sentence in the index is
+                left out of the result.
+            k: Number of words.
+
+        Returns:
+            The neighbours, best first; fewer than `k` if the index has no more.
+
+        Raises:
+            ValueError: If no word or more than one is marked, `k` is less than 1, or the model is another one.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}: ask for at least one neighbour")
+        asked, position = marked_word(sentence, model.tokenizer)
+        self.check_model(model)
+        query = model.embed([asked], layers=self._layer)[0][position]
+        num_rows = 2 * k
+        while True:
+            hits = self.search(query[None], num_rows)
+            found: dict[int, Neighbour] = {}
+            for row, cosine in zip(hits.rows[0], hits.cosines[0], strict=True):
+                word = self._files.word(int(row))
+                if word.tokens != asked:
+                    neighbour = Neighbour(
+                        word.tokens, word.position, word.tokens[word.position], float(cosine), word.sentence_number
+                    )
+                    found.setdefault(word.sentence_number, neighbour)
+            if len(found) >= k or num_rows >= len(self):
+                return list(found.values())[:k]
+            num_rows *= 4
+
+    def search(self, vectors: npt.ArrayLike, k: int = 10, *, exact: bool = False) -> Hits:
+        """The rows nearest to each vector by cosine.
+
+        Args:
+            vectors: (n, 2P).
+            k: Number of rows for each vector.
+            exact: Compare with every row, which takes seconds for a million of them.
+
+        Returns:
+            Rows and cosines (n, k), best first; (n, N) if the index has only N < k rows.
+
+        Raises:
+            ValueError: If the vectors have another shape, or `k` is less than 1.
+        """
+        queries = np.asarray(vectors, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.settings.dim:
+            raise ValueError(f"vectors are {queries.shape}: this index has vectors of (n, {self.settings.dim})")
+        if k < 1:
+            raise ValueError(f"k is {k}: ask for at least one neighbour")
+        queries = np.asarray(unit(queries), np.float32)
+        stored, in_graph = self._files.vectors, self.contents.graph_rows
+        k = min(k, len(self))
+        if exact or self._graph is None or not len(queries) or k * CANDIDATES > in_graph:
+            return compare(queries, stored, 0, k)
+        last = compare(queries, stored, in_graph, min(k, len(self) - in_graph))
+        rankings = []
+        for query, rounded, others in zip(queries, to_int8(queries), last.rows, strict=True):
+            proposed = self._graph.propose(rounded, k * CANDIDATES)
+            if len(proposed) < k:  # a part of the graph cannot be reached
+                return compare(queries, stored, 0, k)
+            rows = np.sort(np.concatenate([proposed, others]))
+            rankings.append(rank(rows, stored[rows].astype(np.float32) @ query, k))
+        return stack(rankings, k)
+
+    @property
+    def _layer(self) -> Layer:
+        return self.settings.layer  # type: ignore[return-value]  # checked when it was chosen
+
+    def _view_graph(self) -> WordGraph | None:
+        """Open the saved graph; None if there is none, or it is damaged."""
+        contents = self.contents
+        if not contents.graph_rows:
+            return None
+        path = self.folder / contents.graph_file
+        try:
+            return WordGraph.view(
+                path, dim=self.settings.dim, num_rows=contents.graph_rows, num_bytes=contents.graph_bytes
+            )
+        except (OSError, RuntimeError) as error:
+            # it is made from the vectors, which are there: searching is slower until it is made again
+            log.warning("%s: the graph is damaged or missing (%s); words are compared one by one", path, error)
+            self._files.drop_graph()
+            return None
