@@ -124,8 +124,27 @@ def test_a_span_of_characters_takes_the_tokens_that_have_one_of_them(text, data)
     if touched:
         assert to_token_spans(text, [(start, end)]).spans == [(touched[0], touched[-1] + 1)]
     else:
-        with pytest.raises(ValueError, match=r"no token stands there|outside of the sentence"):
+        with pytest.raises(ValueError, match=r"it has no token|outside of the sentence"):
             to_token_spans(text, [(start, end)])
+
+
+@pytest.mark.parametrize("name", ["characters", "spaces", "treebank"])
+def test_spans_of_characters_are_counted_in_the_tokens_of_the_model(tiny_elmo, name):
+    pretrained = ELMo.from_pretrained(tiny_elmo)
+    model = ELMo(pretrained.bilm, tokenizer=name)
+    text = "银行, 在河边."
+    located = to_token_spans(text, [(1, 5)], model.tokenizer)
+    tokens, span = {
+        "characters": (["银", "行", ",", "在", "河", "边", "."], (1, 4)),
+        "spaces": (["银行,", "在河边."], (0, 2)),
+        "treebank": (["银行", ",", "在河边", "."], (0, 3)),
+    }[name]
+    assert located == (tokens, [span])
+    (found,) = embed_spans(model, [text], [[(1, 5)]], unit="characters")
+    (expected,) = pretrained.embed([tokens])
+    np.testing.assert_allclose(found[0], expected[slice(*span)].mean(axis=0), rtol=1e-5, atol=1e-6)
+    (by_tokens,) = embed_spans(model, [text], [[span]])
+    np.testing.assert_array_equal(by_tokens, found)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -139,15 +158,15 @@ def test_a_span_of_characters_takes_the_tokens_that_have_one_of_them(text, data)
         ([(0, 4)], "tokens", r"spans\[1\]\[0\] is \(0, 4\), outside of the sentence, which has 3 tokens"),
         ([(-1, 2)], "tokens", r"\(-1, 2\), outside"),
         ([(0, 9)], "characters", r"\(0, 9\), outside of the sentence, which has 8 characters"),
-        ([(2, 3)], "characters", r"spans\[1\]\[0\] is \(2, 3\), which is ' ': no token stands there"),
-        ([(0.5, 2)], "tokens", r"spans\[1\]\[0\] is \(0.5, 2\): expected \(start, end\), two whole numbers"),
-        ([(0, 1, 2)], "tokens", "two whole numbers"),
+        ([(2, 3)], "characters", r"spans\[1\]\[0\] is \(2, 3\), which is ' ': it has no token"),
+        ([(0.5, 2)], "tokens", r"spans\[1\]\[0\] is \(0.5, 2\): expected \(start, end\), two integers"),
+        ([(0, 1, 2)], "tokens", "two integers"),
         ((0, 2), "tokens", r"spans\[1\]\[0\] is 0: expected \(start, end\)"),
         (None, "tokens", r"spans\[1\] is None: expected the spans of one sentence"),
         ("0-2", "tokens", r"spans\[1\] is '0-2': expected the spans of one sentence"),
     ],
 )
-def test_what_is_no_span_of_the_sentence_is_named(model, own, unit, message):
+def test_what_is_not_a_span_of_the_sentence_is_named(model, own, unit, message):
     with pytest.raises(ValueError, match=message):
         embed_spans(model, ["It is .", "He sat ."], [[], own], unit=unit)
 
@@ -164,7 +183,7 @@ def test_what_is_no_span_of_the_sentence_is_named(model, own, unit, message):
         ({"spans": [[]]}, "4 sentences came with 1 lists of spans"),
         ({"spans": "0-2"}, "got one string"),
         ({"sentences": "He sat ."}, "got one string"),
-        ({"sentences": [["He", "sat"]], "spans": [[(0, 1)]], "unit": "characters"}, r"sentences\[0\] is no string"),
+        ({"sentences": [["He", "sat"]], "spans": [[(0, 1)]], "unit": "characters"}, r"sentences\[0\] is not a string"),
     ],
 )
 def test_what_does_not_fit_together_is_named(model, changes, message):
@@ -235,7 +254,7 @@ def test_a_network_is_told_of_spans_that_are_none(pool):
     for bad in ([2, 4], [2, 1], [1, 1], [-1, 2]):
         with pytest.raises(ValueError, match=r"empty, reversed or outside of the 3 tokens"):
             pool(x, torch.tensor([[bad]]))
-    with pytest.raises(ValueError, match=r"whole numbers \(B, S, 2\), not torch.float32 of \(1, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"integers \(B, S, 2\), not torch.float32 of \(1, 1, 2\)"):
         pool(x, torch.zeros(1, 1, 2))
     with pytest.raises(ValueError, match=r"not torch.int64 of \(1, 3\)"):
         pool(x, torch.zeros(1, 3, dtype=torch.long))

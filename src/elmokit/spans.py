@@ -1,10 +1,10 @@
 """Vectors of phrases: names of several words, noun phrases, mentions.
 
-Enters: a model, sentences, and the places of spans in them, counted in tokens or in characters; or, inside a user's own
-network, token vectors (B, T, D) and spans (B, S, 2).  Leaves: one vector for each span: the mean of its tokens, its two
+Input: a model, sentences, and the positions of spans in them, counted in tokens or in characters; or, inside a user's
+own network, token vectors (B, T, D) and spans (B, S, 2). Output: one vector per span: the mean of its tokens, its two
 ends, or a mean weighted by a learned attention (Lee et al., 2017, End-to-end Neural Coreference Resolution).
 
-A span is (start, end) as in Python's `tokens[start:end]`: the end is the place behind the last token.
+A span is (start, end) as in Python's `tokens[start:end]`: the end is not included.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from elmokit.inference.runner import Sentence
-from elmokit.inference.views import Layers
+from elmokit.inference.views import Layers, check_layers
 from elmokit.model import ELMo
 from elmokit.network import to_device
-from elmokit.text import as_list, as_tokens, tokenize_with_offsets
+from elmokit.text import TREEBANK, Tokenizer, as_list, as_tokens
 
 Span = tuple[int, int]
 How = Literal["mean", "ends", "attention"]
@@ -31,6 +33,38 @@ SENTENCES_AT_ONCE = 1024  # whose token vectors are in memory together
 
 
 # ---- sentences -> vectors of spans -----------------------------------------------------------------------------------
+
+
+@overload
+def embed_spans(
+    elmo: ELMo,
+    sentences: Sequence[Sentence],
+    spans: Sequence[Sequence[Span]],
+    *,
+    how: How = ...,
+    unit: Unit = ...,
+    attention: SpanAttention | None = ...,
+    layers: Layers = ...,
+    batch_size: int | None = ...,
+    show_progress: bool = ...,
+    convert_to_tensor: Literal[False] = ...,
+) -> list[npt.NDArray[np.float32]]: ...
+
+
+@overload
+def embed_spans(
+    elmo: ELMo,
+    sentences: Sequence[Sentence],
+    spans: Sequence[Sequence[Span]],
+    *,
+    how: How = ...,
+    unit: Unit = ...,
+    attention: SpanAttention | None = ...,
+    layers: Layers = ...,
+    batch_size: int | None = ...,
+    show_progress: bool = ...,
+    convert_to_tensor: Literal[True],
+) -> list[Tensor]: ...
 
 
 def embed_spans(
@@ -45,96 +79,124 @@ def embed_spans(
     batch_size: int | None = None,
     show_progress: bool = False,
     convert_to_tensor: bool = False,
-) -> list[Any]:
-    """One array for each sentence, with a row for each of its spans: (S, 2P), or (L+1, S, 2P) with `layers="all"`.
+) -> list[npt.NDArray[np.float32]] | list[Tensor]:
+    """Vectors of the spans of each sentence.
 
-    `spans[n]` are those of `sentences[n]`: none, one or many, which may overlap.  With `unit="characters"` they are
-    places in the text of the sentence, which must be a string, and a token that a span touches belongs to it.
+    Args:
+        elmo: The model.
+        sentences: Strings, which the model's tokenizer cuts, or token lists.
+        spans: `spans[n]` are the spans of `sentences[n]`: none, one or many. They may overlap.
+        how: "mean" of the tokens; "ends", the first token's vector and then the last one's, 4P wide; "attention", the
+            mean weighted by a trained `attention`.
+        unit: "tokens" counts tokens. "characters" counts characters of the sentence, which must be a string; a token
+            that a span touches belongs to it.
+        attention: For `how="attention"`.
+        layers: As in `ELMo.embed`.
+        batch_size: Largest number of sentences per batch.
+        show_progress: Show a progress bar.
+        convert_to_tensor: Return tensors on the model's device instead of NumPy arrays.
 
-    `how`: "mean" of the tokens; "ends", the first token's vector and then the last one's, 4P wide; "attention", the
-    mean that a trained `attention` weighs.  `layers` and `batch_size` are as in `ELMo.embed`.
+    Returns:
+        For each sentence (S, 2P), one row per span; or (L+1, S, 2P) with `layers="all"`.
+
+    Raises:
+        ValueError: If a span is empty or outside of its sentence, or the arguments do not fit together.
     """
-    pool = _pooling(how, attention, 2 * elmo.config.projection_dim)
-    tokens, places = _locate(as_list(sentences), as_list(spans), unit)
+    pool = _pooling(how, attention, elmo.dim)
+    check_layers(layers, elmo.num_layers)
+    tokens, located = _locate(as_list(sentences), as_list(spans), unit, elmo.tokenizer)
     step = SENTENCES_AT_ONCE
     if elmo.state == "carry":
         step = max(1, len(tokens))  # batches are those of one call
-    else:
-        tokens = [words if own else [] for words, own in zip(tokens, places, strict=True)]  # no vectors that none needs
-    begins: Iterable[int] = range(0, max(1, len(tokens)), step)  # once at least: embed checks `layers`
+    else:  # sentences without spans are not read
+        tokens = [words if own else [] for words, own in zip(tokens, located, strict=True)]
+    begins: Iterable[int] = range(0, len(tokens), step)
     if show_progress:
         from rich.progress import track  # a bar is rare, and rich slow to import
 
         begins = track(begins, "spans")
-    results: list[Any] = []
+    results: list[Tensor] = []
     for begin in begins:
         window = elmo.embed(
             tokens[begin : begin + step], layers=layers, batch_size=batch_size, convert_to_tensor=True
         )  # (…, T, 2P) each
-        for vectors, own in zip(window, places[begin : begin + step], strict=True):
+        for vectors, own in zip(window, located[begin : begin + step], strict=True):
             vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-            place = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
+            places = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
             with torch.no_grad():
-                found = pool(vectors, place)  # (…, S, 2P)
-            results.append(found if convert_to_tensor else found.cpu().numpy())
-    return results
+                pooled = pool(vectors, places)  # (…, S, 2P)
+            results.append(pooled if convert_to_tensor else pooled.cpu())
+    return results if convert_to_tensor else [pooled.numpy() for pooled in results]
 
 
-def to_token_spans(text: str, spans: Sequence[Span]) -> TokenSpans:
+def to_token_spans(text: str, spans: Sequence[Span], tokenizer: Tokenizer = TREEBANK) -> TokenSpans:
     """Tokenize a text, and turn spans of its characters into spans of its tokens.
 
-    A token that a span touches belongs to it: a span that ends inside a word takes the whole word.
+    A token that a span touches belongs to it: a span that ends inside a word takes the complete word.
+
+    Args:
+        text: One sentence.
+        spans: Pairs (start, end) of characters.
+        tokenizer: How the text is cut; that of a model is `ELMo.tokenizer`.
+
+    Returns:
+        The tokens, and the spans counted in tokens.
+
+    Raises:
+        ValueError: If a span is empty, outside of the text, or has no token.
 
     >>> to_token_spans("She left New York.", [(9, 17)])
     TokenSpans(tokens=['She', 'left', 'New', 'York', '.'], spans=[(2, 4)])
     """
-    return _to_token_spans(text, spans, "spans")
+    return _to_token_spans(text, spans, "spans", tokenizer)
 
 
 class TokenSpans(NamedTuple):
-    """A text's tokens, and its spans as places among them."""
+    """A text's tokens, and its spans counted in tokens."""
 
     tokens: list[str]
     spans: list[Span]
 
 
-def _locate(sentences: list[Any], spans: list[Any], unit: Unit) -> tuple[list[list[str]], list[list[Span]]]:
+def _locate(
+    sentences: list[object], spans: list[object], unit: Unit, tokenizer: Tokenizer
+) -> tuple[list[list[str]], list[list[Span]]]:
     """The tokens of each sentence, and its spans in tokens."""
     if unit not in ("tokens", "characters"):
         raise ValueError(f'unit must be "tokens" or "characters", not {unit!r}')
     if len(sentences) != len(spans):
         raise ValueError(
-            f"{len(sentences)} sentences came with {len(spans)} lists of spans: give one for each sentence"
+            f"{len(sentences)} sentences came with {len(spans)} lists of spans: pass one list per sentence"
         )
     if unit == "tokens":
-        tokens = as_tokens(sentences)
-        places = [
+        tokens = as_tokens(sentences, tokenizer)
+        checked = [
             _check(own, len(words), "tokens", f"spans[{n}]")
             for n, (words, own) in enumerate(zip(tokens, spans, strict=True))
         ]
-        return tokens, places
-    for n, sentence in enumerate(sentences):
+        return tokens, checked
+    located = []
+    for n, (sentence, own) in enumerate(zip(sentences, spans, strict=True)):
         if not isinstance(sentence, str):
-            raise ValueError(f'sentences[{n}] is no string: unit="characters" counts in the text of a sentence')
-    pairs = enumerate(zip(sentences, spans, strict=True))
-    located = [_to_token_spans(text, own, f"spans[{n}]") for n, (text, own) in pairs]
+            raise ValueError(f'sentences[{n}] is not a string: unit="characters" counts characters of a string')
+        located.append(_to_token_spans(sentence, own, f"spans[{n}]", tokenizer))
     return [one.tokens for one in located], [one.spans for one in located]
 
 
-def _to_token_spans(text: str, spans: object, name: str) -> TokenSpans:
-    tokens = tokenize_with_offsets(text)
+def _to_token_spans(text: str, spans: object, name: str, tokenizer: Tokenizer) -> TokenSpans:
+    tokens = tokenizer.with_offsets(text)
     starts, ends = [token.start for token in tokens], [token.end for token in tokens]
     places = []
     for n, (start, end) in enumerate(_check(spans, len(text), "characters", name)):
         first, behind = bisect_right(ends, start), bisect_left(starts, end)
         if first >= behind:
-            raise ValueError(f"{name}[{n}] is ({start}, {end}), which is {text[start:end]!r}: no token stands there")
+            raise ValueError(f"{name}[{n}] is ({start}, {end}), which is {text[start:end]!r}: it has no token")
         places.append((first, behind))
     return TokenSpans([token.text for token in tokens], places)
 
 
 def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
-    """The spans of one sentence as pairs of ints that lie in it, or a ValueError that names the one that does not."""
+    """The spans of one sentence as pairs of ints inside it, or a ValueError that names the one that is not."""
     if not isinstance(spans, Iterable) or isinstance(spans, str | bytes):
         raise ValueError(f"{name} is {spans!r}: expected the spans of one sentence, a list of (start, end)")
     checked = []
@@ -142,7 +204,7 @@ def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
         try:
             start, end = map(operator.index, span)
         except (TypeError, ValueError):
-            raise ValueError(f"{name}[{n}] is {span!r}: expected (start, end), two whole numbers") from None
+            raise ValueError(f"{name}[{n}] is {span!r}: expected (start, end), two integers") from None
         if not 0 <= start < end <= length:
             outside = f"outside of the sentence, which has {length} {unit}"
             problem = "empty" if start == end else "reversed" if end < start else outside
@@ -153,12 +215,12 @@ def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
     return checked
 
 
-def _pooling(how: How, attention: SpanAttention | None, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
     if how == "attention":
         if attention is None:
-            raise ValueError('how="attention" needs attention=, a SpanAttention that was trained in a network')
-        if attention.dim != width:
-            raise ValueError(f"attention reads vectors {attention.dim} wide, this model's are {width} wide")
+            raise ValueError('how="attention" needs attention=, a trained SpanAttention')
+        if attention.dim != dim:
+            raise ValueError(f"attention reads vectors {attention.dim} wide, this model's are {dim} wide")
         return attention
     if attention is not None:
         raise ValueError(f'attention= is for how="attention", not for how={how!r}')
@@ -173,7 +235,11 @@ def _pooling(how: How, attention: SpanAttention | None, width: int) -> Callable[
 
 
 class SpanAttention(nn.Module):
-    """The mean of a span's tokens, weighted by a learned score of each; untrained, the plain mean."""
+    """The mean of a span's tokens, weighted by a learned score of each token. Untrained, it is the plain mean.
+
+    Args:
+        dim: Width of the vectors that are scored.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -182,22 +248,44 @@ class SpanAttention(nn.Module):
         nn.init.zeros_(self.score.weight)
 
     def forward(self, x: Tensor, spans: Tensor, values: Tensor | None = None) -> Tensor:
-        """(B, T, D), (B, S, 2) -> (B, S, D).
+        """Average the tokens of each span.
 
-        With `values` (B, T, V) the tokens are scored by `x` and those are averaged, (B, S, V): in the coreference
-        model, `x` is the task's biLSTM and `values` its input.
+        Args:
+            x: Token vectors (B, T, D), which are scored.
+            spans: (B, S, 2), see `pad_spans`.
+            values: Token vectors (B, T, V) that are averaged instead of `x`. In the coreference model `x` is the output
+                of the task's biLSTM and `values` its input.
+
+        Returns:
+            (B, S, D), or (B, S, V) with `values`; zeros for a span (0, 0).
         """
         weights = _softmax_inside(self.score(x).squeeze(-1), spans)
         return weights @ (x if values is None else values)
 
 
 def mean_of_spans(x: Tensor, spans: Tensor) -> Tensor:
-    """(B, T, D), (B, S, 2) -> (B, S, D): the mean of each span's tokens."""
+    """The mean of each span's tokens.
+
+    Args:
+        x: Token vectors (B, T, D).
+        spans: (B, S, 2), see `pad_spans`.
+
+    Returns:
+        (B, S, D); zeros for a span (0, 0).
+    """
     return _softmax_inside(x.new_zeros(x.shape[:-1]), spans) @ x
 
 
 def ends_of_spans(x: Tensor, spans: Tensor) -> Tensor:
-    """(B, T, D), (B, S, 2) -> (B, S, 2D): each span's first token, then its last."""
+    """The vectors of each span's first and last token.
+
+    Args:
+        x: Token vectors (B, T, D).
+        spans: (B, S, 2), see `pad_spans`.
+
+    Returns:
+        (B, S, 2D): the first token, then the last; zeros for a span (0, 0).
+    """
     spans = to_device(_checked(spans, x.shape[-2]), x.device)
     is_span = (spans[..., :1] < spans[..., 1:]).to(x.dtype)  # (B, S, 1)
     ends = (spans - spans.new_tensor([0, 1])).clamp(min=0)
@@ -206,9 +294,17 @@ def ends_of_spans(x: Tensor, spans: Tensor) -> Tensor:
 
 
 def pad_spans(spans: Sequence[Sequence[Span]], lengths: Sequence[int]) -> Tensor:
-    """The spans of the sentences of a batch, whose lengths are given, as (B, S, 2); rows are filled up with (0, 0).
+    """Make a tensor of the spans of a batch.
 
-    The vector of a (0, 0) is zeros.
+    Args:
+        spans: For each sentence its spans (start, end), counted in tokens.
+        lengths: For each sentence its number of tokens.
+
+    Returns:
+        (B, S, 2), where S is the largest number of spans. Shorter rows end in (0, 0), whose vector is zeros.
+
+    Raises:
+        ValueError: If a span is empty or outside of its sentence.
     """
     checked = [
         _check(own, length, "tokens", f"spans[{n}]") for n, (own, length) in enumerate(zip(spans, lengths, strict=True))
@@ -223,14 +319,14 @@ def _softmax_inside(scores: Tensor, spans: Tensor) -> Tensor:
     spans = to_device(_checked(spans, scores.shape[-1]), scores.device)
     place = torch.arange(scores.shape[-1], device=scores.device)
     inside = (spans[..., :1] <= place) & (place < spans[..., 1:])
-    lowest = torch.finfo(scores.dtype).min  # a number still: where nothing is inside, minus infinity would give NaN
+    lowest = torch.finfo(scores.dtype).min  # finite: where nothing is inside, minus infinity would give NaN
     return scores.unsqueeze(-2).masked_fill(~inside, lowest).softmax(dim=-1) * inside
 
 
 def _checked(spans: Tensor, length: int) -> Tensor:
-    """Spans that lie within the tokens, or ValueError; on a GPU they are not looked at, which would wait for it."""
+    """Check that spans are inside the tokens; not on a GPU, since that would wait for it."""
     if spans.is_floating_point() or spans.shape[-1:] != (2,):
-        raise ValueError(f"spans are whole numbers (B, S, 2), not {spans.dtype} of {tuple(spans.shape)}: see pad_spans")
+        raise ValueError(f"spans are integers (B, S, 2), not {spans.dtype} of {tuple(spans.shape)}: see pad_spans")
     if spans.device.type == "cpu" and len(wrong := spans[~_is_place(spans, length)]):
         raise ValueError(f"the span {tuple(wrong[0].tolist())} is empty, reversed or outside of the {length} tokens")
     return spans
