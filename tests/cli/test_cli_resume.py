@@ -14,14 +14,15 @@ import pytest
 from click.testing import CliRunner, Result
 from verbs import FORMATS, assert_same_file, error_of, read_vectors, result_of, run
 
-from elmokit import vector_files as output
+from elmokit.vector_files import write as output
 from elmokit.cli import main
 from elmokit.model import ELMo
 
 CHILDREN = """
 import json, os, resource, signal, sys
 import torch
-from elmokit import cli, model, vector_files as output
+from elmokit import cli, model
+from elmokit.vector_files import write as output
 
 torch.set_num_threads(1)
 output.PART_LINES = 2

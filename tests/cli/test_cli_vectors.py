@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_vectors, result_of, run
 
-from elmokit import vector_files as output
+from elmokit.vector_files import formats
+from elmokit.vector_files import write as output
 from elmokit.model import ELMo
 from elmokit.text import tokenize
 
@@ -157,7 +158,7 @@ def test_text_that_is_not_utf8_is_an_error_that_names_the_line(folder, tmp_path)
         ),
         (["in.txt", "out.npz", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["in.txt", "out.npz", "--device", "abacus"], "device 'abacus' cannot be used"),
-        (["in.txt", "out.npz", "--forget-sentences"], "out.npz: sentence keys are a matter of hdf5 files"),
+        (["in.txt", "out.npz", "--forget-sentences"], "out.npz: sentence keys are an option of hdf5 files"),
         (["in.txt", "out.safetensors", "--compression", "gzip"], "safetensors files are not compressed"),
         (["in.txt", "in.txt/out.npz"], "in.txt/out.npz: there is no folder in.txt"),
         (["in.txt", "away/out.npz"], "away/out.npz: there is no folder away"),
@@ -191,7 +192,7 @@ def test_values_that_half_precision_cannot_hold_are_an_error(folder, text, tmp_p
 
 
 def test_more_tensors_than_a_safetensors_header_holds_can_still_be_written_as_hdf5(folder, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "SAFETENSORS_HEADER_BYTES", 100)
+    monkeypatch.setattr(formats, "SAFETENSORS_HEADER_BYTES", 100)
     message = error_of("embed", text, tmp_path / "out.safetensors", "--model", folder)
     assert "5 tensors are too many" in message
     (tmp_path / "out.safetensors.partial").rename(tmp_path / "out.hdf5.partial")
