@@ -113,7 +113,7 @@ def main() -> None:
 def compare(text: Path, options: argparse.Namespace) -> None:
     model = ELMo.from_pretrained(options.model)
     num_tokens = take(options.text, options.tokens, text)
-    corpus.BLOCK_BYTES = num_tokens * 2 * model.config.projection_dim * 4 // NUM_BLOCKS
+    corpus.files.BLOCK_BYTES = num_tokens * 2 * model.config.projection_dim * 4 // NUM_BLOCKS
     print(f"{num_tokens:,} tokens, {os.cpu_count()} cores")
     runs: dict[int, list[Run]] = {1: [], 2: []}
     for _ in range(options.rounds):

@@ -33,6 +33,10 @@ os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
 ray = pytest.importorskip("ray")
 corpus = pytest.importorskip("elmokit.integrations.ray")
 
+from elmokit.integrations.ray.blocks import Block  # noqa: E402
+from elmokit.integrations.ray.files import WrittenBlock  # noqa: E402
+from elmokit.integrations.ray.workers import BlockWriter, PartSize, RowEmbedder, WorkerTask  # noqa: E402
+
 # settings that Ray Data deprecates and sets itself
 pytestmark = pytest.mark.filterwarnings("ignore:`use_:DeprecationWarning:ray.data.context")
 
@@ -64,7 +68,7 @@ def model(tiny_elmo: str) -> ELMo:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """About eight lines each, for vectors of 16 numbers."""
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 64 * 16 * 4)
+    monkeypatch.setattr(corpus.files, "BLOCK_BYTES", 64 * 16 * 4)
 
 
 @pytest.fixture
@@ -94,19 +98,19 @@ def assert_same_rows(found: Path, expected: Path) -> None:
 
 def inline(blocks: Any, folder: Path, file: VectorFile, model: ELMo, batch_size: Any, workers: Any) -> Iterator[Any]:
     """In the place of Ray Data: the worker's own code, in this process and one block after the other."""
-    sent = corpus._Sent(model, "cpu", 1, file.layers, file.dtype, file.tokenized, batch_size)
-    writer = corpus._BlockWriter(sent, folder, file.gzip)
+    task = WorkerTask(model, "cpu", 1, file.layers, file.dtype, file.tokenizer(model), batch_size)
+    writer = BlockWriter(task, folder, file.gzip)
     for block in blocks:
         row = writer(vars(block))
         if row["error"]:
             raise ValueError(row["error"])
-        yield block, row["num_sentences"], row["num_tokens"]
+        yield WrittenBlock(block, PartSize(row["num_sentences"], row["num_tokens"]))
 
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
-    monkeypatch.setattr(corpus.ray, "get", lambda sent: sent)
-    monkeypatch.setattr(corpus, "_write_blocks", inline)
+    monkeypatch.setattr(ray, "get", lambda sent: sent)
+    monkeypatch.setattr(corpus.files, "write_blocks", inline)
 
 
 # ---- on a cluster ----------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ def test_the_verb_writes_with_ray_what_it_writes_without(local_ray, small_blocks
 
 
 def test_a_worker_that_is_killed_costs_nothing_but_time(local_ray, text, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1)  # a line each: many are left when the first one is done
+    monkeypatch.setattr(corpus.files, "BLOCK_BYTES", 1)  # a line each: many are left when the first one is done
     text.write_text("".join(f"{line}\n" for line in LINES[:24]))
     killed = []
     partial = tmp_path / "spread.parquet.partial"
@@ -213,6 +217,15 @@ def test_the_folder_holds_the_rows_of_the_file(in_process, text, model, tmp_path
     assert seen[-1] == (text.stat().st_size, text.stat().st_size)
 
 
+def test_text_is_cut_by_the_tokenizer_of_the_model(in_process, text, model, tmp_path):
+    by_characters = ELMo(model.bilm, tokenizer="characters").eval()
+    file = asked(tmp_path / "spread.parquet")
+    corpus.embed_files(text, file, model=by_characters)
+    write_vectors(by_characters, LINES, asked(tmp_path / "alone.parquet"))
+    assert_same_rows(file.path, tmp_path / "alone.parquet")
+    assert read(file.path)["tokens"].to_pylist() == [list(line.replace(" ", "")) for line in LINES]
+
+
 def test_lines_end_at_line_feeds_and_a_mark_at_the_start_is_no_text(in_process, model, tiny_elmo, tmp_path):
     text = tmp_path / "in.txt"
     lines = ["\ufefffirst\u2028line\r", *(f"\ufeffline {n} \x85 of it\r" for n in range(30)), "", "last"]
@@ -243,7 +256,7 @@ def test_parquet_rows_come_with_their_ids_and_several_files_are_counted_through(
         np.testing.assert_allclose(np.array(row).reshape(expected.shape), expected, atol=1e-6, rtol=0)
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_blocks_that_are_missing(in_process, text, model, tmp_path):
+def test_a_run_that_was_stopped_resumes_with_the_blocks_that_are_missing(in_process, text, model, tmp_path):
     file = asked(tmp_path / "out.parquet")
     partial = tmp_path / "out.parquet.partial"
 
@@ -272,16 +285,16 @@ def test_a_run_whose_blocks_are_all_there_needs_no_cluster_to_end(in_process, te
     corpus.embed_files(text, file, model=model)
     (tmp_path / "out.parquet").rename(tmp_path / "out.parquet.partial")
     monkeypatch.undo()
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 64 * 16 * 4)
+    monkeypatch.setattr(corpus.files, "BLOCK_BYTES", 64 * 16 * 4)
     assert corpus.embed_files(text, file, model=model).num_resumed == 60
 
 
 def test_a_worker_leaves_a_block_alone_that_is_there(in_process, text, model, tmp_path):
     file = asked(tmp_path / "out.parquet")
     corpus.embed_files(text, file, model=model)
-    block = corpus._Block(0, 0, "no such file", 0, 1, 1)
-    [(_, num_sentences, _)] = inline([block], file.path, file, model, None, None)
-    assert num_sentences > 1
+    block = Block(0, 0, "no such file", 0, 1, 1)
+    [written] = inline([block], file.path, file, model, None, None)
+    assert written.size.num_sentences > 1
 
 
 @pytest.mark.parametrize(
@@ -318,13 +331,13 @@ def test_another_run_is_refused_by_what_differs_and_starts_over_when_told(
 def test_what_is_there_is_replaced_only_when_told_and_only_where_it_is_ours(in_process, text, model, tmp_path):
     file = asked(tmp_path / "out.parquet")
     file.path.write_bytes(b"a file of the verb without ray")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         corpus.embed_files(text, file, model=model)
     for _ in range(2):  # a file, then a folder
         corpus.embed_files(text, file, model=model, overwrite=True)
         assert file.path.is_dir()
-    (file.path / corpus.MANIFEST).unlink()
-    with pytest.raises(ValueError, match="holds other things"):
+    (file.path / corpus.files.MANIFEST).unlink()
+    with pytest.raises(ValueError, match="other content than vectors"):
         corpus.embed_files(text, file, model=model, overwrite=True)
     with pytest.raises(ValueError, match="there is no folder"):
         corpus.embed_files(text, asked(tmp_path / "none" / "out.parquet"), model=model)
@@ -339,10 +352,10 @@ def test_damaged_and_foreign_work_is_named(in_process, text, model, tmp_path):
     part.write_bytes(part.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"part-00000001.parquet is damaged .* embedded again"):
         corpus.embed_files(text, file, model=model)
-    (partial / corpus.MANIFEST).write_text("{")
+    (partial / corpus.files.MANIFEST).write_text("{")
     with pytest.raises(ValueError, match=r"_elmokit.json is damaged: remove"):
         corpus.embed_files(text, file, model=model)
-    (partial / corpus.MANIFEST).unlink()
+    (partial / corpus.files.MANIFEST).unlink()
     with pytest.raises(ValueError, match="not the work of Ray's workers"):
         corpus.embed_files(text, file, model=model)
 
@@ -400,7 +413,7 @@ def test_bad_input_is_named(in_process, model, tmp_path, name, content, message)
 )
 def test_the_verb_says_what_goes_with_ray(options, message, text, tiny_elmo, monkeypatch):
     monkeypatch.chdir(text.parent)
-    monkeypatch.setattr(corpus.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(corpus, "has_gpus", lambda: False)
     run = CliRunner().invoke(main, ["embed", *options, "--model", tiny_elmo])
     assert run.exit_code == 1
@@ -415,9 +428,9 @@ def test_a_worker_needs_a_share_of_a_machine(settings):
 
 
 def test_no_rows_have_no_vectors(in_process, model):
-    sent = corpus._Sent(model, "cpu", 1, "average", "float32", False, None)
+    task = WorkerTask(model, "cpu", 1, "average", "float32", model.tokenizer)
     rows = pyarrow.table({"text": pyarrow.array([], pyarrow.large_string()), "id": pyarrow.array([], pyarrow.int64())})
-    assert corpus._RowEmbedder(sent)(rows).num_rows == 0
+    assert RowEmbedder(task)(rows).num_rows == 0
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------------
@@ -425,9 +438,9 @@ def test_no_rows_have_no_vectors(in_process, model):
 
 def test_a_local_cluster_ends_with_its_block_and_tells_nobody(monkeypatch):
     calls: list[Any] = []
-    monkeypatch.setattr(corpus.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(corpus.ray, "init", lambda **settings: calls.append(settings))
-    monkeypatch.setattr(corpus.ray, "shutdown", lambda: calls.append("shutdown"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **settings: calls.append(settings))
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
     level = logging.getLogger("ray.data").level
     with corpus.cluster():
@@ -441,7 +454,7 @@ def test_a_local_cluster_ends_with_its_block_and_tells_nobody(monkeypatch):
 
 
 def test_a_cluster_that_is_not_there_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(corpus.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for address in (f"127.0.0.1:{port}", "127.0.0.1:port"):
@@ -452,7 +465,7 @@ def test_a_cluster_that_is_not_there_is_not_waited_for(monkeypatch):
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ImportError, match=r'pip install "elmokit\[ray\]"'):
         runpy.run_path(corpus.__file__)
 
@@ -464,16 +477,16 @@ import sys
 from pathlib import Path
 from elmokit import ELMo
 from elmokit.integrations import ray as corpus
-from elmokit.output import VectorFile
+from elmokit.vector_files import VectorFile
 address, text, out, model, block_bytes = sys.argv[1:]
-corpus.BLOCK_BYTES = int(block_bytes)
+corpus.files.BLOCK_BYTES = int(block_bytes)
 with corpus.cluster(address):
     print(corpus.embed_files(text, VectorFile(Path(out), "parquet"), model=ELMo.from_pretrained(model)))
 """
 
 
 def wait_for_parts(partial: Path, count: int, driver: subprocess.Popen[str]) -> dict[str, int]:
-    """The names and inodes of the blocks that are there, once they are so many."""
+    """The names and inodes of the blocks that are there, once there are `count` of them."""
     while len(found := {path.name: path.stat().st_ino for path in partial.glob("part-*.parquet")}) < count:
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.05)
