@@ -292,6 +292,7 @@ def test_a_write_that_fails_leaves_the_old_file(model, tmp_path, monkeypatch):
     ("made", "asked", "message"),
     [
         ({}, {"layers": 3}, "number from 0 to 2, not 3"),
+        ({}, {"layers": -4}, "number from 0 to 2, not -4"),
         ({}, {"layers": True}, "not True"),
         ({}, {"layers": "bottom"}, "not 'bottom'"),
         ({}, {"dtype": "int4"}, "not as 'int4'"),

@@ -156,6 +156,7 @@ def test_a_model_can_be_sent_to_another_process(elmo):
     [
         ({"layers": "all"}, "not 'all'"),
         ({"layers": 3}, "0 to 2, not 3"),
+        ({"layers": -4}, "0 to 2, not -4"),
         ({"layers": True}, "not True"),
         ({"max_seq_length": 0}, "max_seq_length"),
     ],

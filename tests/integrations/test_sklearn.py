@@ -229,8 +229,8 @@ def test_a_pipeline_with_a_memory_encodes_what_a_fold_trains_on_once(tiny_elmo, 
     ("changes", "message"),
     [
         ({"layers": 7}, "a number from 0 to 2, not 7"),
-        ({"layers": "all"}, 'layers="all" is for embed'),
-        ({"layers": "all", "pooling": "max"}, 'not "all"'),
+        ({"layers": "all"}, "not 'all', which is for embed"),
+        ({"layers": "all", "pooling": "max"}, "not 'all', which is for embed"),
         ({"pooling": "median"}, 'pooling must be "mean" or "max", not \'median\''),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"model": "no/such/model"}, "no model 'no/such/model'"),
@@ -254,7 +254,7 @@ def test_a_bad_parameter_is_named_by_fit(model, changes, message):
         (pd.Series(["fine", float("nan")]), r"sentences\[1\] is nan"),
     ],
 )
-def test_what_is_no_list_of_sentences_is_named(model, given, message):
+def test_what_is_not_a_list_of_sentences_is_named(model, given, message):
     with pytest.raises(ValueError, match=message):
         ELMoVectorizer(model).transform(given)
 
@@ -262,5 +262,5 @@ def test_what_is_no_list_of_sentences_is_named(model, given, message):
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "elmokit.integrations.sklearn")
-    with pytest.raises(ImportError, match=r'needs scikit-learn 1.6 or later: pip install "elmokit\[sklearn\]"'):
+    with pytest.raises(ImportError, match=r'sklearn is not installed: pip install "elmokit\[sklearn\]"'):
         importlib.import_module("elmokit.integrations.sklearn")

@@ -1,1 +1,1 @@
-"""elmokit inside other libraries: one module for each host, and each host behind an extra of its own."""
+"""elmokit inside other libraries: one module per host, each host installed by an extra of its own."""

@@ -1,30 +1,31 @@
 """ELMo inside flair, in place of its `ELMoEmbeddings`, which needs an AllenNLP that no longer installs.
 
-Enters: flair `Sentence`s.  Leaves: one vector on each of their tokens, for any flair model of `TokenEmbeddings`.
-The biLM is frozen; `embedding_mode="mix"` learns with the model how much of each layer to use.
+Input: flair `Sentence`s. Output: one vector on each of their tokens, for any flair model of `TokenEmbeddings`. The biLM
+is frozen; with `embedding_mode="mix"` the model learns how much of each layer to use.
 """
+
+# ruff: noqa: E402 (a missing host is reported before anything imports it)
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from elmokit.extras import require
+from elmokit.integrations.bundles import drop_language_model, in_folder, to_files
 from elmokit.model import ELMo
 from elmokit.network import ScalarMix
 
-try:
-    import flair
-    from flair.data import Sentence
-    from flair.embeddings import TokenEmbeddings
-    from flair.embeddings.base import register_embeddings
-except ImportError as error:
-    raise ImportError('elmokit.integrations.flair needs flair: pip install "elmokit[flair]"') from error
+require("flair", extra="flair")
+
+import flair
+from flair.data import Sentence
+from flair.embeddings import TokenEmbeddings
+from flair.embeddings.base import register_embeddings
 
 __all__ = ["ELMoEmbeddings"]
 
@@ -34,10 +35,17 @@ FLAIR_NAMES = {"large": "original-5.5b", "5.5B": "original-5.5b"}  # what flair 
 
 @register_embeddings("elmokit.ELMoEmbeddings")
 class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
-    """Vectors from a frozen biLM: the embedded model, or any that `ELMo.from_pretrained` or `from_files` reads.
+    """Vectors from a frozen biLM.
 
-    `embedding_mode`: "all" puts the layers behind each other, "top" is the last one, "average" their even mix, as in
-    flair; "mix" is their sum with weights that are learned.
+    Args:
+        model: What `ELMo.from_pretrained` takes, or flair's names "large" and "5.5B"; None is the embedded model.
+        options_file: With `weight_file`, the official files instead of a model's name.
+        weight_file: See `options_file`.
+        embedding_mode: "all" concatenates the layers, "top" is the last one, "average" their even mix, as in flair;
+            "mix" is their sum with learned weights.
+
+    Raises:
+        ValueError: If the mode is none of these, or both a name and files are passed.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
         if embedding_mode not in get_args(Mode):
             raise ValueError(f"embedding_mode must be one of {', '.join(get_args(Mode))}, not {embedding_mode!r}")
         if (options_file is None) != (weight_file is None) or (model is not None and options_file is not None):
-            raise ValueError("give a model's name or folder, or options_file and weight_file together, or nothing")
+            raise ValueError("pass a model's name or folder, or options_file and weight_file together, or nothing")
         self.name = f"elmo-{weight_file or model or 'en'}-{embedding_mode}"
         self.embedding_mode = embedding_mode
         self.static_embeddings = embedding_mode != "mix"  # flair keeps static vectors from epoch to epoch
@@ -59,20 +67,17 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
             elmo = ELMo.from_files(options_file, weight_file, num_mixes=0)
         else:
             elmo = ELMo.from_pretrained(FLAIR_NAMES.get(str(model), model), num_mixes=0)
-        elmo.output_layer = None
-        if not elmo.reads_words:
-            elmo.vocabulary = None
-        # not as a submodule: frozen weights need no optimizer, and go to a file once, as a folder in `to_params`
+        drop_language_model(elmo)
+        # not as a submodule: frozen weights need no optimizer, and `to_params` saves them
         self.__dict__["elmo"] = elmo
-        self.mix = ScalarMix(elmo.config.num_layers + 1) if embedding_mode == "mix" else None
+        self.mix = ScalarMix(elmo.num_layers) if embedding_mode == "mix" else None
         self.to(flair.device)
         self.eval()
 
     @property
     def embedding_length(self) -> int:
         """Width of a token's vector."""
-        config = self.elmo.config
-        return int(2 * config.projection_dim * (config.num_layers + 1 if self.embedding_mode == "all" else 1))
+        return int(self.elmo.dim * (self.elmo.num_layers if self.embedding_mode == "all" else 1))
 
     def _add_embeddings_internal(self, sentences: list[Sentence]) -> None:
         layers = "all" if self.embedding_mode == "mix" else self.embedding_mode
@@ -92,28 +97,23 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
         return vectors.clone()  # flair keeps it, and a view would keep the whole batch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ELMoEmbeddings:
-        """The biLM goes where flair's model goes (`to`, `cuda`, `half`)."""
+        """Move the biLM with flair's model (`to`, `cuda`, `half`)."""
         self.elmo._apply(fn, recurse)
         super()._apply(fn, recurse)
         return self
 
     def to_params(self) -> dict[str, Any]:
-        """What `from_params` needs, the biLM's files among it: a saved flair model needs nothing outside it."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.elmo.save_pretrained(folder)
-            files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-        return {"name": self.name, "embedding_mode": self.embedding_mode, "files": files}
+        """What `from_params` needs, with the model's files: a saved flair model needs nothing outside it."""
+        return {"name": self.name, "embedding_mode": self.embedding_mode, "files": to_files(self.elmo)}
 
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> ELMoEmbeddings:
-        """The embeddings that `to_params` described; the weights of a learned mix follow with flair's state dict."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name, content in params["files"].items():
-                (Path(folder) / Path(name).name).write_bytes(content)
+        """Make the embeddings again from `to_params`; flair's state dict has the weights of a learned mix."""
+        with in_folder(params["files"]) as folder:
             embeddings = cls(folder, embedding_mode=params["embedding_mode"])
         embeddings.name = params["name"]
         return embeddings
 
     def extra_repr(self) -> str:
-        """What flair prints of a model's part."""
+        """What flair prints for this part of a model."""
         return f"name={self.name}, embedding_length={self.embedding_length}"

@@ -1,12 +1,14 @@
 """A model as one ONNX file, for programs without Python or torch.
 
-Enters: an `ELMo` of any kind.  Leaves: a file whose graph reads what `batch_to_ids` (or `ELMo.to_ids`) makes, for any
+Input: an `ELMo` of any kind. Output: a file whose graph reads what `batch_to_ids` (or `ELMo.to_ids`) makes, for any
 number of sentences and tokens, and gives every layer's vectors (L+1, B, T, 2P) and the mask (B, T), as `BiLM.forward`
-does: boundary tokens are added and taken off inside, padding is zero, nothing is remembered from run to run.
+does: boundary tokens are added and removed inside, padding is zero, no state is kept from run to run.
 
-The graph is put together node by node in the order that data flows, with the names and shapes of `network.py` (S = T+2
-are the steps with boundary tokens); nothing is traced, so no version of torch has a say in it.
+The graph is built node by node in the order of the data, with the names and shapes of `elmokit.network` (S = T+2 is the
+number of steps with boundary tokens). Nothing is traced, so the file does not depend on the version of torch.
 """
+
+# ruff: noqa: E402 (a missing host is reported before anything imports it)
 
 from __future__ import annotations
 
@@ -25,21 +27,22 @@ from torch import Tensor
 
 from elmokit import ELMo, ScalarMix, __version__
 from elmokit.config import BiLMConfig
+from elmokit.extras import require
 from elmokit.files import replacing
+from elmokit.inference.views import check_layers
 from elmokit.settings import to_mapping
 from elmokit.storage.folder import SCALE, Storage, stored
 
-try:
-    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-except ImportError:
-    raise ImportError('ONNX files need onnx: pip install "elmokit[onnx]"') from None
+require("onnx", extra="onnx")
+
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 Layers = Literal["all", "average", "top", "mix"] | int
 Shape = tuple[str | int, ...]
 Array = npt.NDArray[Any]
 
 OPSET, IR_VERSION = 18, 8  # those of onnx 1.13: old enough for ONNX Runtime 1.15, which was tried
-LARGEST_FILE = 2**31 - 2**20  # protobuf ends at 2 GiB; nodes and names take far less than a MiB
+LARGEST_FILE = 2**31 - 2**20  # the limit of protobuf is 2 GiB; nodes and names take far less than a MiB
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class OnnxFile:
     path: Path
     num_bytes: int
     inputs: dict[str, Shape]
-    """Name -> shape; an axis with a name has any length."""
+    """Name -> shape. An axis with a name has any length."""
     outputs: dict[str, Shape]
 
 
@@ -58,12 +61,22 @@ def export_onnx(
 ) -> OnnxFile:
     """Write the model as an ONNX file.
 
-    `layers`: "all", or one vector a token: "average" is the even mix, "top" the last layer, an int one layer, "mix" the
-    mix that the model has learned.  `dtype` is how the weights are stored, as in `save_pretrained`; whatever it is,
-    the graph computes in float32.
+    Args:
+        model: The model.
+        path: The file to write.
+        layers: "all", or one vector per token: "average" is the even mix, "top" the last layer, a number one layer,
+            "mix" the mix that the model has learned.
+        dtype: How the weights are stored, as in `save_pretrained`. The graph always computes in float32.
+
+    Returns:
+        The file, its size, and the names and shapes of its inputs and outputs.
+
+    Raises:
+        ValueError: If the model has no such layers, carries its state, keeps boundaries, was quantized, or is larger
+            than 2 GiB.
     """
     path, config = Path(path), model.config
-    shares = _shares(model, layers)
+    fractions = _fractions(model, layers)
     _check_exportable(model)
     weights = stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)
     metadata = {
@@ -72,23 +85,23 @@ def export_onnx(
         "layers": str(layers),
         "dtype": dtype,
     }
-    # who has the file alone can still make ids
+    # with these a program that has only the file can make ids
     if model.reads_words and model.vocabulary is not None:
         metadata["vocabulary"] = "\n".join(model.vocabulary.words)
     if model.lexicon is not None:
         metadata["lexicon"] = json.dumps({"characters": model.lexicon.characters, "words": model.lexicon.words})
     num_bytes = sum(t.nbytes for t in weights.values()) + sum(len(text.encode()) for text in metadata.values())
     if num_bytes > LARGEST_FILE:
-        way_out = "" if dtype == "int8" else ': store it as "float16" or "int8"'
-        raise ValueError(f"{path}: an ONNX file holds 2 GiB, the model takes {num_bytes:,} bytes as {dtype}{way_out}")
+        advice = "" if dtype == "int8" else ': store it as "float16" or "int8"'
+        raise ValueError(f"{path}: an ONNX file holds 2 GiB, the model takes {num_bytes:,} bytes as {dtype}{advice}")
 
     axes: Shape = ("batch", "tokens")
     inputs = {"ids": axes if config.id_columns is None else (*axes, config.id_columns)}
-    outputs = {"vectors": (*axes, 2 * config.projection_dim), "mask": axes}
-    if shares is None:
-        outputs = {"layers": (config.num_layers + 1, *outputs["vectors"]), "mask": axes}
+    outputs = {"vectors": (*axes, model.dim), "mask": axes}
+    if fractions is None:
+        outputs = {"layers": (model.num_layers, *outputs["vectors"]), "mask": axes}
     graph = Graph(weights)
-    _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy(), shares)
+    _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy(), fractions)
     content = _model(graph, inputs, outputs, metadata).SerializeToString()
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -99,35 +112,32 @@ def _check_exportable(model: ELMo) -> None:
     if model.bilm.is_int8:
         raise ValueError('this model was loaded with quantize="int8": load it without, and export with dtype="int8"')
     if model.state == "carry":
-        raise ValueError('an ONNX graph remembers nothing between runs: load the model without state="carry"')
+        raise ValueError('an ONNX graph keeps no state between runs: load the model without state="carry"')
     if model.keep_boundaries:
-        raise ValueError("an exported model takes boundary tokens off again: load it without keep_boundaries")
+        raise ValueError("an exported model removes boundary tokens: load it without keep_boundaries")
 
 
-def _shares(model: ELMo, layers: Layers) -> dict[int, float] | None:
-    """Layer -> its share of the vector of a token; None where all layers are wanted."""
-    last = model.config.num_layers
-    if layers == "all":
-        return None
-    if layers == "average":
-        return dict.fromkeys(range(last + 1), 1 / (last + 1))
+def _fractions(model: ELMo, layers: Layers) -> dict[int, float] | None:
+    """Layer -> its fraction of a token's vector; None for all layers."""
     if layers == "mix":
         mix = model.mixes[0] if len(model.mixes) == 1 else None
         if not isinstance(mix, ScalarMix) or mix.layer_norm:
             kind = f"{len(model.mixes)} mixes{' with layer norm' if model.layer_norm else ''}"
             raise ValueError(f'layers="mix" is for a model with one mix and no layer norm, this one has {kind}')
         return dict(enumerate((mix.gamma.double() * mix.weights.double().softmax(dim=0)).tolist()))
-    number = last if layers == "top" else layers
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= last:
-        return {number: 1.0}
-    raise ValueError(f'layers must be "all", "average", "top", "mix" or a number from 0 to {last}, not {layers!r}')
+    checked = check_layers(layers, model.num_layers)
+    if checked == "all":
+        return None
+    if checked == "average":
+        return dict.fromkeys(range(model.num_layers), 1 / model.num_layers)
+    return {model.num_layers - 1 if checked == "top" else int(checked): 1.0}
 
 
 # ---- the graph, in the order that data flows -------------------------------------------------------------------------
 
 
 class Graph:
-    """Nodes and constants in the making: `graph(operator, inputs…)` adds a node and returns the name of its output."""
+    """Nodes and constants of a graph: `graph(operator, inputs…)` adds a node and returns the name of its output."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = weights
@@ -139,17 +149,17 @@ class Graph:
         return self.several(operator, *inputs, outputs=[output or self.new_name(operator)], **attributes)[0]
 
     def several(self, operator: str, *inputs: str | Array, outputs: list[str], **attributes: Any) -> list[str]:
-        """A node with several outputs; one that nobody reads is named ""."""
+        """Add a node with several outputs; an output that is not used is named ""."""
         names = [given if isinstance(given, str) else self.constant(given) for given in inputs]
         self.nodes.append(helper.make_node(operator, names, outputs, **attributes))
         return outputs
 
     def new_name(self, stem: str) -> str:
-        """A name that nothing in this graph or in the bodies of its loops has."""
+        """A name that is not used in this graph or in the bodies of its loops."""
         return f"{stem}_{next(self._numbers)}"
 
     def constant(self, values: Array, name: str | None = None) -> str:
-        """Values that the file holds."""
+        """Add values to the file."""
         name = name or self.new_name("constant")
         self.constants.append(numpy_helper.from_array(values, name))
         return name
@@ -157,7 +167,7 @@ class Graph:
     def weight(self, name: str, direction: int | None = None) -> str:
         """A tensor of the biLM, or its part for one direction, in float32.
 
-        What is stored smaller is widened by nodes that hang on constants alone: a runtime does that once, as it loads.
+        A smaller type is widened by nodes that read only constants: a runtime does that once, when it loads the file.
         """
         tensor, scale = self.weights[name], self.weights.get(name + SCALE)
         if direction is not None:
@@ -169,48 +179,50 @@ class Graph:
         return widened if scale is None else self("Mul", widened, scale.float().numpy())
 
     def body(self) -> Graph:
-        """The graph of a loop's step, which sees the names of this one; its constants are kept here."""
+        """The graph of a loop's step, which can use the names of this one and keeps its constants here."""
         inner = Graph(self.weights)
         inner.constants, inner._numbers = self.constants, self._numbers
         return inner
 
 
-def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array, shares: dict[int, float] | None) -> None:
+def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array, fractions: dict[int, float] | None) -> None:
     """`ids` -> `mask`, and `layers` or their weighted sum, `vectors`."""
-    tokens, live, mask = _tokens(graph, config, boundary_ids)
+    tokens, active, mask = _tokens(graph, config, boundary_ids)
     directions = [tokens, tokens]
     layers = [directions]
     for number in range(config.num_layers):
         inputs = directions
-        directions = [_lstm(graph, config, number, d, inputs[d], live) for d in (0, 1)]  # (S, B, P) each
+        directions = [_lstm(graph, config, number, d, inputs[d], active) for d in (0, 1)]  # (S, B, P) each
         if number > 0 and config.skip_connections:
             directions = [graph("Add", *pair) for pair in zip(directions, inputs, strict=True)]
         layers.append(directions)
     joined = [graph("Concat", *layer, axis=2) for layer in layers]  # (S, B, 2P) each
-    if shares is None:
+    if fractions is None:
         stacked = graph("Concat", *(graph("Unsqueeze", layer, _ints(0)) for layer in joined), axis=0)
         time, order, name = 1, [0, 2, 1, 3], "layers"
     else:
-        stacked = graph("Sum", *(graph("Mul", joined[layer], _float(share)) for layer, share in shares.items()))
+        stacked = graph(
+            "Sum", *(graph("Mul", joined[layer], _float(fraction)) for layer, fraction in fractions.items())
+        )
         time, order, name = 0, [1, 0, 2], "vectors"
     inside = graph("Slice", stacked, _ints(1), _ints(-1), _ints(time))
     inside = graph("Transpose", inside, perm=order)  # (…, B, T, 2P)
-    # a sentence is two tokens shorter now: where its </S> still stands, there is padding
+    # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
     is_token = graph("Unsqueeze", mask, _ints(2))
     graph("Where", is_token, inside, _float(0), output=name)
     graph("Identity", mask, output="mask")
 
 
 def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str, str, str]:
-    """`ids` -> token vectors between boundary tokens (S, B, P), where they stand (S, B, 1), and the mask (B, T)."""
+    """`ids` -> token vectors with boundary tokens (S, B, P), where they are (S, B, 1), and the mask (B, T)."""
     if config.id_columns is not None:
         mask = graph("Greater", graph("ReduceMax", "ids", _ints(2), keepdims=0), _int(0))
         # Unique keeps the order in which rows come, so the first two that it finds are the boundary tokens
         rows = graph("Concat", boundary_ids, graph("Reshape", "ids", _ints(-1, config.id_columns)), axis=0)
-        words, _, found = graph.several("Unique", rows, outputs=["words", "", "found"], axis=0, sorted=0)
+        words, _, row_of = graph.several("Unique", rows, outputs=["words", "", "row_of"], axis=0, sorted=0)
         table = _words(graph, config, words)  # (N, C) -> (N, P)
-        found = graph("Slice", found, _ints(2), _ints(np.iinfo(np.int64).max))  # (2 + B T,) -> (B T,)
-        places = graph("Reshape", found, graph("Shape", mask), allowzero=1)  # (B, T)
+        row_of = graph("Slice", row_of, _ints(2), _ints(np.iinfo(np.int64).max))  # (2 + B T,) -> (B T,)
+        places = graph("Reshape", row_of, graph("Shape", mask), allowzero=1)  # (B, T)
         bos, eos = 0, 1
     else:
         mask = graph("Greater", "ids", _int(0))
@@ -219,13 +231,13 @@ def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str,
     num_steps = graph("Add", graph("Gather", graph("Shape", mask), _int(1)), _int(2))
     steps = graph("Range", _int(0), num_steps, _int(1))  # (S,)
     lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), _ints(1), keepdims=1)  # (B, 1)
-    # <S>, the sentence, </S>; what stands after that is not read
+    # <S>, the sentence, </S>; what follows is not read
     places = graph("Pad", places, _ints(0, 1, 0, 1), _int(bos))  # (B, S)
     places = graph("Where", graph("Equal", steps, graph("Add", lengths, _int(1))), _int(eos), places)
     tokens = graph("Gather", table, graph("Transpose", places))  # (S, B, P)
-    live = graph("Less", steps, graph("Add", lengths, _int(2)))  # (B, S)
-    live = graph("Unsqueeze", graph("Cast", graph("Transpose", live), to=TensorProto.FLOAT), _ints(2))
-    return tokens, live, mask
+    active = graph("Less", steps, graph("Add", lengths, _int(2)))  # (B, S)
+    active = graph("Unsqueeze", graph("Cast", graph("Transpose", active), to=TensorProto.FLOAT), _ints(2))
+    return tokens, active, mask
 
 
 def _words(graph: Graph, config: BiLMConfig, ids: str) -> str:
@@ -233,19 +245,21 @@ def _words(graph: Graph, config: BiLMConfig, ids: str) -> str:
     if config.num_lexicon_characters is None:
         x = _characters(graph, config, "char_encoder", ids)  # (N, F)
         return _linear(graph, "char_encoder.projection", x) if config.char_projection else x
-    word, spelling = graph.several("Split", ids, _ints(1, config.max_characters), outputs=["word", "spelling"], axis=1)
+    word, characters = graph.several(
+        "Split", ids, _ints(1, config.max_characters), outputs=["word", "characters"], axis=1
+    )
     parts = []
     if config.word_dim:
         rows = _with_zero_row(graph, graph.weight("lexicon_encoder.word_embedding"))
         parts.append(graph("Gather", rows, graph("Squeeze", word, _ints(1))))  # (N, word_dim)
     if config.filters:
-        parts.append(_characters(graph, config, "lexicon_encoder.spelling", spelling))  # (N, F)
+        parts.append(_characters(graph, config, "lexicon_encoder.spelling", characters))  # (N, F)
     return _linear(graph, "lexicon_encoder.projection", graph("Concat", *parts, axis=1))
 
 
 def _characters(graph: Graph, config: BiLMConfig, encoder: str, words: str) -> str:
     """(N, C) -> (N, F): convolutions, max over positions, highways."""
-    # Columns of pads alone are cut as in CharacterEncoder.trim; the row of zeros, if there is one, is no word
+    # Columns of only pads are cut as in CharacterEncoder.trim; the row of zeros, if there is one, is not a word
     shifted_pad = len(graph.weights[f"{encoder}.char_embedding"])  # the pad is the last character
     is_word = graph("Greater", graph("ReduceMax", words, _ints(1), keepdims=1), _int(0))  # (N, 1)
     is_used = graph("And", is_word, graph("Not", graph("Equal", words, _int(shifted_pad))))
@@ -259,8 +273,8 @@ def _characters(graph: Graph, config: BiLMConfig, encoder: str, words: str) -> s
     maxima = []
     for number in range(len(config.filters)):
         name = f"{encoder}.convolutions.{number}"
-        found = graph("Conv", x, graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias"))  # (N, n, positions)
-        maxima.append(graph("ReduceMax", found, _ints(2), keepdims=0))
+        features = graph("Conv", x, graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias"))  # (N, n, positions)
+        maxima.append(graph("ReduceMax", features, _ints(2), keepdims=0))
     x = graph("Concat", *maxima, axis=1)  # (N, F)
     x = graph("Relu" if config.activation == "relu" else "Tanh", x)
     for number in range(config.num_highways):
@@ -271,7 +285,7 @@ def _characters(graph: Graph, config: BiLMConfig, encoder: str, words: str) -> s
     return x
 
 
-def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: str, live: str) -> str:
+def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: str, active: str) -> str:
     """(S, B, P) -> (S, B, P): one layer, one direction; a Scan over the steps, whose body is one step."""
     input_weight, recurrent_weight, bias, projection = (
         graph.weight(f"layers.{layer}.{name}", direction)
@@ -282,7 +296,7 @@ def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: 
     from_inputs = graph("Add", graph("MatMul", inputs, input_weight), graph("Add", bias, forget))  # (S, B, 4C)
 
     step = graph.body()
-    h, c, from_input, is_live = (graph.new_name(stem) for stem in ("h", "c", "from_input", "is_live"))
+    h, c, from_input, is_active = (graph.new_name(stem) for stem in ("h", "c", "from_input", "is_active"))
     gates = step("Add", from_input, step("MatMul", h, recurrent_weight))  # (B, 4C)
     names = [graph.new_name(gate) for gate in "ijfo"]
     i, j, f, o = step.several("Split", gates, outputs=names, axis=1, num_outputs=4)  # (B, C) each
@@ -291,18 +305,18 @@ def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: 
     h_next = step("MatMul", step("Mul", step("Sigmoid", o), step("Tanh", c_next)), projection)  # (B, P)
     # At padding the state is zero: backward, a row's padding comes first, and its state is still the one it starts
     # with; forward, it comes last, and nothing reads the state any more.
-    h_next = step("Mul", _clip(step, h_next, config.proj_clip), is_live)
-    c_next = step("Mul", c_next, is_live)
+    h_next = step("Mul", _clip(step, h_next, config.proj_clip), is_active)
+    c_next = step("Mul", c_next, is_active)
     output = step("Identity", h_next)
 
     hidden, cell = ("batch", config.projection_dim), ("batch", config.cell_dim)
     body = helper.make_graph(
         step.nodes,
         graph.new_name("step"),
-        _values({h: hidden, c: cell, from_input: ("batch", 4 * config.cell_dim), is_live: ("batch", 1)}),
+        _values({h: hidden, c: cell, from_input: ("batch", 4 * config.cell_dim), is_active: ("batch", 1)}),
         _values({h_next: hidden, c_next: cell, output: hidden}),
     )
-    num_rows = graph("Slice", graph("Shape", live), _ints(1), _ints(2))  # (1,)
+    num_rows = graph("Slice", graph("Shape", active), _ints(1), _ints(2))  # (1,)
     zeros = [
         graph("Expand", _float(0), graph("Concat", num_rows, _ints(width), axis=0))
         for width in (config.projection_dim, config.cell_dim)
@@ -311,7 +325,7 @@ def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: 
         "Scan",
         *zeros,
         from_inputs,
-        live,
+        active,
         outputs=[graph.new_name(stem) for stem in ("last_h", "last_c", "outputs")],
         body=body,
         num_scan_inputs=2,

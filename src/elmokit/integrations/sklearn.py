@@ -1,8 +1,10 @@
 """ELMo inside scikit-learn: a transformer from sentences to vectors, for pipelines and searches.
 
-Enters: sentences, as strings or token lists, in a list, an array or a column.  Leaves: an array (n, 2P) of float32, the
-same that `ELMo.encode` gives.  Nothing is learned by `fit`: the vectors come from the biLM as it is.
+Input: sentences, as strings or token lists, in a list, an array or a column. Output: an array (n, 2P) of float32, the
+same that `ELMo.encode` gives. `fit` learns nothing: the vectors come from the biLM as it is.
 """
+
+# ruff: noqa: E402 (a missing host is reported before anything imports it)
 
 from __future__ import annotations
 
@@ -15,17 +17,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.inference.views import Layers
+from elmokit.extras import require
+from elmokit.inference.vectors import unit
+from elmokit.inference.views import Layers, check_layers
 from elmokit.model import ELMo
 from elmokit.text import as_list
 
-try:
-    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils import Tags
-except ImportError:
-    raise ImportError(
-        'elmokit.integrations.sklearn needs scikit-learn 1.6 or later: pip install "elmokit[sklearn]"'
-    ) from None
+require("sklearn.base", extra="sklearn")
+
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
 
 SENTENCES_AT_ONCE = 1024  # whose token vectors are in memory together
 MODELS_AT_ONCE = 4  # that were asked for by name and stay in memory
@@ -34,16 +35,17 @@ Vectors = npt.NDArray[np.float32]
 
 
 class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Sentences -> vectors.
+    """A transformer from sentences to vectors.
 
-    model : the embedded model (None); a folder, an official name or a Hugging Face id; or an `ELMo`.  A name is loaded
-        when vectors are first asked for, once in a process, however many estimators have it; a pickle holds the name
-        alone.  An `ELMo` is shared by clones and pickled with its weights.
-    layers : "average", "top" or the number of a layer, as in `ELMo.encode`.
-    pooling : "mean" of the token vectors, as in `ELMo.encode`, or their "max" in each feature.
-    normalize : vectors of length one.
-    batch_size : most sentences of a batch; None: batches are bounded in tokens alone.
-    device : "cpu", "cuda", …, for a model that is loaded by name; None: the CPU.
+    Args:
+        model: What `ELMo.from_pretrained` takes (None is the embedded model), or an `ELMo`. A name is loaded when
+            vectors are first asked for, once per process for all estimators; a pickle has only the name. An `ELMo` is
+            shared by clones and pickled with its weights.
+        layers: "average", "top" or the number of a layer, as in `ELMo.encode`.
+        pooling: "mean" of the token vectors, as in `ELMo.encode`, or their "max" in each feature.
+        normalize: Scale the vectors to length one.
+        batch_size: Largest number of sentences per batch. Batches are bounded in tokens in any case.
+        device: "cpu", "cuda", …, for a model that is loaded by name; None is the CPU.
     """
 
     def __init__(
@@ -64,13 +66,31 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.device = device
 
     def fit(self, X: Any, y: Any = None) -> ELMoVectorizer:
-        """Check the parameters, load the model; of `X` only the kind is looked at."""
+        """Check the parameters and load the model.
+
+        Args:
+            X: Sentences; only their type is checked.
+            y: Not used.
+
+        Raises:
+            ValueError: If a parameter is wrong, or `X` is not a list or column of sentences.
+        """
         _as_sentences(X)
         self._encode([])
         return self
 
     def transform(self, X: Any) -> Vectors:
-        """(n, 2P): a vector for each sentence; zeros for one without tokens."""
+        """Vectors of sentences.
+
+        Args:
+            X: Sentences, as strings or token lists, in a list, an array or a column.
+
+        Returns:
+            (n, 2P) float32: one vector per sentence; zeros for one without tokens.
+
+        Raises:
+            ValueError: If `X` is not a list or column of sentences.
+        """
         return self._encode(_as_sentences(X))
 
     def _encode(self, sentences: list[Any]) -> Vectors:
@@ -82,17 +102,14 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             return vectors
         if self.pooling != "max":
             raise ValueError(f'pooling must be "mean" or "max", not {self.pooling!r}')
-        if self.layers == "all":
-            raise ValueError('a sentence has one vector here: layers must be "average", "top" or a number, not "all"')
+        check_layers(self.layers, elmo.num_layers, single=True)
         vectors = np.zeros((len(sentences), self._n_features_out), np.float32)
         for begin in range(0, max(1, len(sentences)), SENTENCES_AT_ONCE):
             window = sentences[begin : begin + SENTENCES_AT_ONCE]
             for n, tokens in enumerate(elmo.embed(window, layers=self.layers, batch_size=self.batch_size), begin):
                 if len(tokens):
                     vectors[n] = tokens.max(axis=0)
-        if self.normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        return np.asarray(unit(vectors), np.float32) if self.normalize else vectors
 
     def _elmo(self) -> ELMo:
         if not isinstance(self.model, ELMo):
@@ -104,10 +121,10 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     @property
     def _n_features_out(self) -> int:
-        return 2 * int(self._elmo().config.projection_dim)
+        return self._elmo().dim
 
     def __sklearn_clone__(self) -> ELMoVectorizer:
-        """A clone with the same model: the usual one would copy the weights for each fold of a search."""
+        """Clone with the same model; the usual clone would copy the weights for each fold of a search."""
         bare = copy.copy(self)
         bare.model = None
         twin: ELMoVectorizer = BaseEstimator.__sklearn_clone__(bare)
@@ -135,7 +152,7 @@ def _load(name: str | Path | None, device: str | None, content: tuple[Any, ...])
 
 
 def _content(name: str | Path | None) -> tuple[Any, ...]:
-    """Changes when the files of a model folder do, or another folder has the name."""
+    """A key that changes with the files of a model folder, or when the name means another folder."""
     if not isinstance(name, str | Path):
         return ()
     folder = Path(name).expanduser()
@@ -147,7 +164,7 @@ def _as_sentences(X: Any) -> list[Any]:
     # Rows of a table would be taken for token lists, and a pandas DataFrame for the list of its columns.
     if len(getattr(X, "shape", (0,))) != 1:
         raise ValueError(
-            f"X has the shape {X.shape}: give sentences as a list or as one column; in a ColumnTransformer name the "
+            f"X has the shape {X.shape}: pass sentences as a list or as one column; in a ColumnTransformer name the "
             'column as a string, "text", not as a list, ["text"]'
         )
     return as_list(X)

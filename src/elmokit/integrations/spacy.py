@@ -1,17 +1,18 @@
 """ELMo inside spaCy: a pipe that sets vectors, and a layer that a spaCy config trains.
 
-Enters: spaCy `Doc`s.  Leaves: with the component "elmokit", `doc.tensor` with one vector a token, behind the `vector`
-and `similarity` of tokens, spans and docs; with the architecture "elmokit.ELMo.v1", a Thinc model from docs to lists of
-vectors, for `[components.tok2vec.model]` or for the embedding of any other component.  spaCy finds both by their entry
-points, without an import.
+Input: spaCy `Doc`s. Output: with the component "elmokit", `doc.tensor` with one vector per token, which the `vector`
+and `similarity` of tokens, spans and docs read; with the architecture "elmokit.ELMo.v1", a Thinc model from docs to
+lists of vectors, for `[components.tok2vec.model]` or for the embedding of any other component. spaCy finds both by
+their entry points, without an import.
 
-Sentences are read one by one where a component before has set them; else a doc is one sentence.  A token of white space
-is no word: it is left out of its sentence, and its vector is zeros.
+Sentences are read one by one if a component before has set them; otherwise a doc is one sentence. A token of whitespace
+is not a word: it is left out of its sentence, and its vector is zeros. Tokens are spaCy's own.
 """
+
+# ruff: noqa: E402 (a missing host is reported before anything imports it)
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +23,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit.inference.views import Layers
+from elmokit.extras import require
+from elmokit.inference.views import Layers, check_layers
+from elmokit.integrations.bundles import drop_language_model, in_folder, to_files
 from elmokit.model import ELMo
 
-try:
-    import srsly  # type: ignore[import-untyped]
-    from spacy.language import Language
-    from spacy.pipeline import Pipe
-    from spacy.tokens import Doc, Span, Token
-    from spacy.util import SimpleFrozenList, minibatch, registry
-    from thinc.api import Dropout, Maxout, Model, PyTorchShim, chain, torch2xp, with_array, xp2torch
-    from thinc.types import Floats2d
-    from thinc.util import get_torch_default_device
-except ImportError as error:
-    raise ImportError('elmokit.integrations.spacy needs spaCy: pip install "elmokit[spacy]"') from error
+require("spacy.language", extra="spacy")
+
+import srsly  # type: ignore[import-untyped]
+from spacy.language import Language
+from spacy.pipeline import Pipe
+from spacy.tokens import Doc, Span, Token
+from spacy.util import SimpleFrozenList, minibatch, registry
+from thinc.api import Dropout, Maxout, Model, PyTorchShim, chain, torch2xp, with_array, xp2torch
+from thinc.types import Floats2d
+from thinc.util import get_torch_default_device
 
 __all__ = ["ContextVectors", "attach_vectors", "make_context_vectors", "make_tok2vec"]
 
@@ -43,39 +45,33 @@ Array = npt.NDArray[np.float32]
 MODEL_FOLDER = "model"
 
 
-# ---- a biLM for either -----------------------------------------------------------------------------------------------
+# ---- a model for either ----------------------------------------------------------------------------------------------
 
 
 def _load(name: str | Path | None, *, freeze: bool = True) -> ELMo:
-    """The biLM alone, where spaCy computes; a pipeline has no use for the softmax."""
+    """Load a model onto spaCy's device; a pipeline has no use for the softmax."""
     elmo = ELMo.from_pretrained(name, freeze=freeze, num_mixes=0, device=get_torch_default_device())
-    elmo.output_layer = None
-    if not elmo.reads_words:
-        elmo.vocabulary = None
+    drop_language_model(elmo)
     return elmo
 
 
 def _to_bytes(elmo: ELMo) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        elmo.save_pretrained(folder)
-        return cast(bytes, srsly.msgpack_dumps({path.name: path.read_bytes() for path in Path(folder).iterdir()}))
+    return cast(bytes, srsly.msgpack_dumps(to_files(elmo)))
 
 
 def _from_bytes(data: bytes, *, freeze: bool = True) -> ELMo:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in srsly.msgpack_loads(data).items():
-            (Path(folder) / Path(name).name).write_bytes(content)
+    with in_folder(srsly.msgpack_loads(data)) as folder:
         return _load(folder, freeze=freeze)
 
 
 @dataclass(frozen=True)
 class _Sentences:
-    """The words of some docs, and the rows that they have among all tokens of those docs."""
+    """The words of some docs, and their rows among all tokens of those docs."""
 
     words: list[list[str]]
     rows: npt.NDArray[np.int64]
     lengths: list[int]
-    """Tokens of each doc, white space among them."""
+    """Number of tokens of each doc, whitespace included."""
 
     @classmethod
     def of(cls, docs: Sequence[Doc]) -> _Sentences:
@@ -96,20 +92,31 @@ class _Sentences:
 
 
 class ContextVectors(Pipe):
-    """Sets `doc.tensor` to the vectors of the tokens in their sentences, and lets spaCy's `vector`s read it."""
+    """Sets `doc.tensor` to the vectors of the tokens in their sentences, and lets spaCy's `vector`s read it.
+
+    Args:
+        name: The component's name in the pipeline.
+        model: What `ELMo.from_pretrained` takes; None is the embedded model. It is loaded when it is first needed.
+        layers: "average", "top" or the number of a layer, as in `ELMo.embed`. A number that the model does not have is
+            a ValueError when the model is loaded.
+    """
 
     def __init__(self, name: str, model: str | None, layers: Layers) -> None:
-        if isinstance(layers, bool) or not (isinstance(layers, int) or layers in ("average", "top")):
-            raise ValueError(f'layers must be "average", "top" or the number of a layer, not {layers!r}')
+        if isinstance(layers, str):  # the names are the same for every model
+            check_layers(layers, 1, single=True)
         self.name, self.model_name, self.layers = name, model, layers
         self._elmo: ELMo | None = None
 
     @property
     def elmo(self) -> ELMo:
-        """The model, loaded when it is first needed: a pipeline from disk brings its own."""
+        """The model. It is loaded when it is first needed; a pipeline from disk has its own."""
         if self._elmo is None:
-            self._elmo = _load(self.model_name)
+            self._elmo = self._check(_load(self.model_name))
         return self._elmo
+
+    def _check(self, elmo: ELMo) -> ELMo:
+        check_layers(self.layers, elmo.num_layers, single=True)
+        return elmo
 
     def __call__(self, doc: Doc) -> Doc:
         """Set the vectors of one doc."""
@@ -117,7 +124,7 @@ class ContextVectors(Pipe):
         return doc
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """Set the vectors of docs, `batch_size` of them at once."""
+        """Set the vectors of docs, `batch_size` of them at a time."""
         for docs in minibatch(stream, size=batch_size):  # type: ignore[no-untyped-call]
             try:
                 self._set_vectors(docs)
@@ -128,8 +135,7 @@ class ContextVectors(Pipe):
 
     def _set_vectors(self, docs: Sequence[Doc]) -> None:
         sentences = _Sentences.of(docs)
-        width = 2 * self.elmo.config.projection_dim
-        vectors: Array = np.zeros((sum(sentences.lengths), width), dtype=np.float32)
+        vectors: Array = np.zeros((sum(sentences.lengths), self.elmo.dim), dtype=np.float32)
         if sentences.words:
             vectors[sentences.rows] = np.concatenate(self.elmo.embed(sentences.words, layers=self.layers))
         for doc, tensor in zip(docs, np.split(vectors, np.cumsum(sentences.lengths)[:-1]), strict=True):
@@ -137,25 +143,25 @@ class ContextVectors(Pipe):
             attach_vectors(doc)
 
     def initialize(self, get_examples: Callable[[], Iterable[Any]], *, nlp: Language | None = None) -> None:
-        """Load the model now, so that a wrong name is told before training."""
-        self._elmo = _load(self.model_name)
+        """Load the model now, so that a wrong name is an error before training."""
+        self._elmo = self._check(_load(self.model_name))
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> None:
-        """Write the model too: the folder needs nothing outside it."""
+        """Write the model: the folder needs nothing outside it."""
         self.elmo.save_pretrained(Path(path) / MODEL_FOLDER)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
         """Read the model that `to_disk` wrote."""
-        self._elmo = _load(Path(path) / MODEL_FOLDER)
+        self._elmo = self._check(_load(Path(path) / MODEL_FOLDER))
         return self
 
     def to_bytes(self, *, exclude: Iterable[str] = SimpleFrozenList()) -> bytes:
-        """The model, as bytes."""
+        """The model as bytes."""
         return _to_bytes(self.elmo)
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
         """Take the model that `to_bytes` gave."""
-        self._elmo = _from_bytes(data)
+        self._elmo = self._check(_from_bytes(data))
         return self
 
 
@@ -163,6 +169,12 @@ def attach_vectors(doc: Doc) -> None:
     """Let the `vector` and `similarity` of a doc and its parts read `doc.tensor`.
 
     The component does so; a doc that came as bytes, from a file or from another process, has lost it.
+
+    Args:
+        doc: A doc with the vectors in `doc.tensor`.
+
+    Raises:
+        ValueError: If `doc.tensor` has no vectors.
     """
     if doc.tensor.ndim != 2:
         raise ValueError(f"the doc has no vectors (doc.tensor is {doc.tensor.shape}): run elmokit on it")
@@ -173,13 +185,13 @@ def attach_vectors(doc: Doc) -> None:
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What stands behind `vector`, `has_vector` and `similarity`: `doc.tensor`, which spaCy keeps in step when tokens
-    are merged or split, a span becomes a doc, or a doc is sent as bytes."""
+    """Functions for `vector`, `has_vector` and `similarity` that read `doc.tensor`, which spaCy keeps up to date when
+    tokens are merged or split, a span becomes a doc, or a doc is sent as bytes."""
 
     width: int
 
     def vector(self, item: Doc | Span | Token) -> Array:
-        """A token's row; of a span or a doc the mean over its words."""
+        """A token's row; for a span or a doc the mean over its words."""
         if isinstance(item, Token):
             return cast(Array, self._tensor(item.doc)[item.i])
         words = [token.i for token in item if not token.is_space]
@@ -191,10 +203,10 @@ class _Hooks:
         return bool(self.vector(item).any())
 
     def similarity(self, item: Doc | Span | Token, other: Any) -> float:
-        """Cosine.  spaCy's own says 1 of any two tokens that are spelled alike."""
+        """Cosine. spaCy's own gives 1 for any two tokens with the same text."""
         a, b = self.vector(item), other.vector
         if a.shape != b.shape:
-            raise ValueError(f"no cosine of vectors of {len(a)} and {len(b)} numbers: let one pipeline make both")
+            raise ValueError(f"no cosine of vectors of {len(a)} and {len(b)} numbers: use one pipeline for both")
         return float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
 
     def _tensor(self, doc: Doc) -> Array:
@@ -212,7 +224,14 @@ class _Hooks:
     assigns=["doc.tensor", "doc.vector", "token.vector"],
 )
 def make_context_vectors(nlp: Language, name: str, model: str | None, layers: str | int) -> ContextVectors:
-    """The component: `model` as for `ELMo.from_pretrained`, `layers` one of "average", "top" and a layer's number."""
+    """Make the component.
+
+    Args:
+        nlp: The pipeline.
+        name: The component's name in it.
+        model: What `ELMo.from_pretrained` takes; None is the embedded model.
+        layers: "average", "top" or the number of a layer.
+    """
     return ContextVectors(name, model, cast(Layers, layers))
 
 
@@ -223,14 +242,21 @@ def make_context_vectors(nlp: Language, name: str, model: str | None, layers: st
 def make_tok2vec(
     model: str | None = None, width: int | None = None, fine_tune: bool = False, cache_tokens: int = 0
 ) -> Model[list[Doc], list[Floats2d]]:
-    """Docs -> their tokens' vectors: a mix of the biLM's layers that training learns, and dropout.
+    """Make a Thinc model from docs to their tokens' vectors: a learned mix of the biLM's layers, and dropout.
 
-    `width` adds a maxout layer to that width, as spaCy's own embeddings end in one; without it vectors are as wide as
-    the biLM's.  `fine_tune` lets the biLM learn too.  Where it does not, it need not read a sentence in every epoch:
-    the layers of the first `cache_tokens` tokens of training stay in memory, 6 kB a token with the embedded model.
+    Args:
+        model: What `ELMo.from_pretrained` takes; None is the embedded model.
+        width: Add a maxout layer of this width, as spaCy's own embeddings have. None: vectors are as wide as the
+            biLM's.
+        fine_tune: Train the biLM too.
+        cache_tokens: Number of tokens of training whose layers stay in memory, so that a frozen biLM need not read
+            them in every epoch; 6 kB per token with the embedded model.
+
+    Raises:
+        ValueError: If both `fine_tune` and `cache_tokens` are set.
     """
     if cache_tokens and fine_tune:
-        raise ValueError(f"cache_tokens={cache_tokens} is for a frozen biLM: leave it at 0, or fine_tune at false")
+        raise ValueError(f"cache_tokens={cache_tokens} is for a frozen biLM: set it to 0, or fine_tune to false")
     layers: list[Model[Any, Any]] = [
         Model(
             "elmo_mix",
@@ -248,7 +274,7 @@ def make_tok2vec(
 
 
 class _BiLMShim(PyTorchShim):
-    """Holds the biLM for Thinc, which asks it to take optimizer steps and to go to bytes and back."""
+    """Holds the model for Thinc, which lets it take optimizer steps and saves and loads it as bytes."""
 
     def __init__(self, name: str | None, fine_tune: bool, cache_tokens: int) -> None:
         super().__init__(None)
@@ -257,21 +283,20 @@ class _BiLMShim(PyTorchShim):
 
     @property
     def elmo(self) -> ELMo:
-        """The model, once it was loaded by `initialize` or from bytes."""
+        """The model, after `initialize` or `from_bytes`."""
         if self._model is None:
             raise ValueError("the model has no weights yet: call nlp.initialize(), or load a trained pipeline")
         return cast(ELMo, self._model)
 
     def load(self) -> ELMo:
-        """Take the weights of the model that the config names."""
+        """Load the model that the config names."""
         self._model, self._kept = _load(self.name, freeze=not self.fine_tune), {}
         return self.elmo
 
     def layers(self, sentences: _Sentences, is_train: bool) -> Tensor:
         """(L+1, N, 2P): each word's vector in each layer."""
         if not sentences.words:
-            config = self.elmo.config
-            return torch.zeros(config.num_layers + 1, 0, 2 * config.projection_dim, device=self.elmo.device)
+            return torch.zeros(self.elmo.num_layers, 0, self.elmo.dim, device=self.elmo.device)
         if is_train and self.fine_tune:
             output = self.elmo(self.elmo.to_ids(sentences.words))
             return cast(Tensor, output.layers[:, output.mask])
@@ -283,7 +308,7 @@ class _BiLMShim(PyTorchShim):
         return torch.cat([self._kept[key] if key in self._kept else read[key] for key in keys], dim=1)
 
     def _keep(self, read: dict[tuple[str, ...], Tensor]) -> None:
-        """What comes first stays: in epochs of one order, to forget the oldest would be to forget all."""
+        """Keep what comes first: in epochs of the same order, dropping the oldest would drop everything."""
         room = self.cache_tokens - sum(map(len, self._kept))
         for key, states in read.items():
             if len(key) <= room:
@@ -300,33 +325,35 @@ class _BiLMShim(PyTorchShim):
 
 
 def _initialize_mix(model: Model[Any, Any], X: Any = None, Y: Any = None) -> None:
-    config = cast(_BiLMShim, model.shims[0]).load().config
-    model.set_dim("nO", 2 * config.projection_dim)
-    model.set_param("weights", model.ops.alloc1f(config.num_layers + 1))
+    elmo = cast(_BiLMShim, model.shims[0]).load()
+    model.set_dim("nO", elmo.dim)
+    model.set_param("weights", model.ops.alloc1f(elmo.num_layers))
     model.set_param("gamma", model.ops.alloc1f(1) + 1)
 
 
 def _forward_mix(
     model: Model[list[Doc], list[Floats2d]], docs: list[Doc], is_train: bool
 ) -> tuple[list[Floats2d], Callable[[list[Floats2d]], list[Doc]]]:
-    """gamma * sum_j softmax(weights)_j * layer_j, as `ScalarMix`, of parameters that Thinc's optimizer knows."""
+    """gamma * sum_j softmax(weights)_j * layer_j, as `ScalarMix`, with parameters of Thinc."""
     sentences = _Sentences.of(docs)
     ops, xp = model.ops, model.ops.xp
     states = cast(_BiLMShim, model.shims[0]).layers(sentences, is_train)
     layers: Any = torch2xp(states.detach(), ops=ops)  # (L+1, N, 2P)
     gamma: Any = model.get_param("gamma")  # (1,)
-    shares: Any = ops.softmax(cast(Any, model.get_param("weights")))  # (L+1,)
-    mixed = xp.tensordot(shares, layers, axes=1)  # (N, 2P)
+    fractions: Any = ops.softmax(cast(Any, model.get_param("weights")))  # (L+1,)
+    mixed = xp.tensordot(fractions, layers, axes=1)  # (N, 2P)
     vectors: Any = ops.alloc2f(sum(sentences.lengths), mixed.shape[1])
     vectors[sentences.rows] = gamma * mixed
 
-    def backprop(d_vectors: list[Floats2d]) -> list[Doc]:
-        d_words = cast(Any, ops.flatten(d_vectors))[sentences.rows]  # (N, 2P)
-        model.inc_grad("gamma", (d_words * mixed).sum().reshape(1))
-        d_shares = gamma * xp.tensordot(layers, d_words, axes=2)  # (L+1,)
-        model.inc_grad("weights", shares * (d_shares - (shares * d_shares).sum()))
+    def backprop(grad_vectors: list[Floats2d]) -> list[Doc]:
+        grad_words = cast(Any, ops.flatten(grad_vectors))[sentences.rows]  # (N, 2P)
+        model.inc_grad("gamma", (grad_words * mixed).sum().reshape(1))
+        grad_fractions = gamma * xp.tensordot(layers, grad_words, axes=2)  # (L+1,)
+        model.inc_grad("weights", fractions * (grad_fractions - (fractions * grad_fractions).sum()))
         if states.requires_grad:
-            torch.autograd.backward(states, xp2torch((gamma * shares)[:, None, None] * d_words, device=states.device))
+            torch.autograd.backward(
+                states, xp2torch((gamma * fractions)[:, None, None] * grad_words, device=states.device)
+            )
         return []
 
     return cast(list[Floats2d], ops.unflatten(vectors, ops.asarray1i(sentences.lengths))), backprop

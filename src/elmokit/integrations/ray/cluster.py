@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
@@ -37,7 +38,9 @@ def cluster(address: str = "local") -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are exceptions too
     data_logger = logging.getLogger("ray.data")
     level = data_logger.level
-    local = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES} if address == "local" else {}
+    local: dict[str, Any] = (
+        {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES} if address == "local" else {}
+    )
     try:
         data_logger.setLevel(logging.ERROR)
         with _silent_stderr():
