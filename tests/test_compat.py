@@ -333,9 +333,9 @@ def test_tf_hub_takes_a_model_of_one_mix_and_arrays(made, paths):
         ([b"bytes"], "default", r"inputs\[0\] is b'bytes', not a string"),
         (["a"], "tokens", 'signature "tokens" takes'),
         ({"tokens": [["a"]]}, "tokens", 'signature "tokens" takes'),
-        ({"tokens": [["a"]], "sequence_len": [1, 2]}, "tokens", r"sequence_len is \[1, 2\], not 1 whole numbers"),
-        ({"tokens": [["a"]], "sequence_len": [0.5]}, "tokens", "whole numbers"),
-        ({"tokens": [["a"]], "sequence_len": None}, "tokens", "whole numbers"),
+        ({"tokens": [["a"]], "sequence_len": [1, 2]}, "tokens", r"sequence_len is \[1, 2\], not 1 integers"),
+        ({"tokens": [["a"]], "sequence_len": [0.5]}, "tokens", "not 1 integers"),
+        ({"tokens": [["a"]], "sequence_len": None}, "tokens", "not 1 integers"),
         ({"tokens": [["a"]], "sequence_len": [2]}, "tokens", r"tokens\[0\] is \['a'\], not a list of at least"),
         ({"tokens": [["a"]], "sequence_len": [-1]}, "tokens", r"sequence_len\[0\] = -1"),
         ({"tokens": ["abc"], "sequence_len": [2]}, "tokens", r"tokens\[0\] is 'abc'"),
@@ -423,7 +423,7 @@ def test_simple_elmo_loads_model_hdf5_and_the_archives_of_the_repository(made, t
 def test_simple_elmo_says_what_it_cannot_load(tmp_path):
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("meta.json", "{}")
-    with pytest.raises(ValueError, match=r"other\.zip: holds no options\.json, but meta\.json"):
+    with pytest.raises(ValueError, match=r"other\.zip: no options\.json in it, but meta\.json"):
         ElmoModel().load(tmp_path / "other.zip")
     with pytest.raises(ValueError, match="none"):
         ElmoModel().load(tmp_path / "none")

@@ -45,7 +45,7 @@ def test_a_model_in_memory_will_do(protein_model, embedder):
     np.testing.assert_array_equal(SeqVecEmbedder(elmo).embed("SEQ"), embedder.embed("SEQ"))
 
 
-@pytest.mark.parametrize(("sequence", "says"), [("MK-T", "'-' at place 2"), ("MKT*", r"'\*'"), ("MÜ", "'Ü'")])
+@pytest.mark.parametrize(("sequence", "says"), [("MK-T", "'-' at position 2"), ("MKT*", r"'\*'"), ("MÜ", "'Ü'")])
 def test_gaps_stops_and_other_signs_are_named(embedder, sequence, says):
     with pytest.raises(ValueError, match=rf"sequences\[1\] has {says}"):
         embedder.embed_many(["MKT", sequence])

@@ -417,6 +417,20 @@ def test_a_batch_of_sentences_without_words_goes_through_a_collator(elmo, tokeni
 # ---- without the extra -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["characters", "spaces"])
+def test_the_tokenizer_of_the_model_goes_along(tiny_elmo, tmp_path, name):
+    elmo = ELMo(ELMo.from_pretrained(tiny_elmo).bilm, tokenizer=name)
+    text = "银行, 在河边."
+    ElmokitTokenizer.from_elmo(elmo).save_pretrained(tmp_path)
+    ElmokitModel.from_elmo(elmo).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.tokenize(text) == elmo.tokenizer(text)
+    encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
+    assert [text[start:end] for start, end in encoded["offset_mapping"][0].tolist()] == elmo.tokenizer(text)
+    assert torch.equal(encoded["input_ids"], elmo.to_ids([text]))
+    assert AutoModel.from_pretrained(tmp_path).to_elmo().tokenizer == elmo.tokenizer
+
+
 def test_without_transformers_the_import_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, ours.__name__)

@@ -1,0 +1,209 @@
+"""AllenNLP's `Elmo` and `ElmoEmbedder`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from elmokit.files import replacing
+from elmokit.inference.runner import StateRule
+from elmokit.model import ELMo
+from elmokit.storage.hdf5 import writing_hdf5
+from elmokit.storage.names import OFFICIAL
+
+Array = npt.NDArray[np.float32]
+AnyPath = str | os.PathLike[str]
+Format = Literal["all", "top", "average"]
+
+_ORIGINAL = OFFICIAL["original"]
+
+
+class ElmoOutput(TypedDict):
+    """What `Elmo.forward` gives."""
+
+    elmo_representations: list[Tensor]
+    """(B, T, 2P) for each mix."""
+    mask: Tensor
+    """(B, T)."""
+
+
+class Elmo(nn.Module):
+    """`allennlp.modules.elmo.Elmo`: one biLM run, several mixes.
+
+    Args:
+        options_file: The official options, a path or a URL.
+        weight_file: The official weights, a path or a URL.
+        num_output_representations: Number of mixes.
+        requires_grad: Train the biLM.
+        do_layer_norm: Normalize each layer before it is mixed.
+        dropout: Dropout of each mix, in training.
+        vocab_to_cache: Accepted and not used: each distinct word of a batch is computed once in any case.
+        keep_sentence_boundaries: Leave the sentence boundaries in the output.
+        scalar_mix_parameters: Fixed weights of the layers, before the softmax.
+        state: "stateless", or "carry" for AllenNLP's behaviour.
+
+    Raises:
+        ValueError: If the number of `scalar_mix_parameters` is not that of the layers.
+    """
+
+    def __init__(
+        self,
+        options_file: AnyPath,
+        weight_file: AnyPath,
+        num_output_representations: int,
+        requires_grad: bool = False,
+        do_layer_norm: bool = False,
+        dropout: float = 0.5,
+        vocab_to_cache: Sequence[str] | None = None,
+        keep_sentence_boundaries: bool = False,
+        scalar_mix_parameters: Sequence[float] | None = None,
+        *,
+        state: StateRule = "stateless",
+    ) -> None:
+        super().__init__()
+        self.elmo = ELMo.from_files(
+            options_file,
+            weight_file,
+            freeze=not requires_grad,
+            num_mixes=num_output_representations,
+            dropout=dropout,
+            layer_norm=do_layer_norm,
+            keep_boundaries=keep_sentence_boundaries,
+            state=state,
+        )
+        if scalar_mix_parameters is not None:
+            weights = torch.tensor([float(weight) for weight in scalar_mix_parameters])
+            if len(weights) != self.elmo.num_layers:
+                raise ValueError(
+                    f"scalar_mix_parameters has {len(weights)} weights, this model {self.elmo.num_layers} layers: pass "
+                    "one weight per layer"
+                )
+            for mix in self.elmo.mixes:
+                mix.weights.data = weights.clone()
+                mix.requires_grad_(False)
+        self.train()  # as every new module is: dropout is on until .eval()
+
+    def get_output_dim(self) -> int:
+        """Width of a vector."""
+        return self.elmo.dim
+
+    def forward(self, inputs: Tensor, word_inputs: Tensor | None = None) -> ElmoOutput:
+        """Run a batch.
+
+        Args:
+            inputs: Character ids (B, T, 50), or with more dimensions before T: (B, K, T, 50) gives (B, K, T, 2P).
+            word_inputs: Accepted and not used.
+
+        Returns:
+            `elmo_representations`, (B, T, 2P) for each mix, and `mask` (B, T).
+        """
+        output = self.elmo(inputs.flatten(0, -3) if inputs.ndim > 3 else inputs)
+        leading = inputs.shape[:-2]
+        return {
+            "elmo_representations": [mixed.unflatten(0, leading) for mixed in output.mixes],
+            "mask": output.mask.unflatten(0, leading),
+        }
+
+
+class ElmoEmbedder:
+    """`allennlp.commands.elmo.ElmoEmbedder`: all layers of tokenized sentences, as arrays.
+
+    Args:
+        options_file: The official options, a path or a URL.
+        weight_file: The official weights, a path or a URL.
+        cuda_device: Number of a GPU; -1 is the CPU.
+        state: "stateless", or "carry" for AllenNLP's behaviour.
+
+    Raises:
+        ValueError: If there is no such GPU.
+    """
+
+    def __init__(
+        self,
+        options_file: AnyPath = _ORIGINAL.options,
+        weight_file: AnyPath = _ORIGINAL.weights,
+        cuda_device: int = -1,
+        *,
+        state: StateRule = "stateless",
+    ) -> None:
+        if cuda_device >= torch.cuda.device_count():
+            raise ValueError(
+                f"cuda_device is {cuda_device}, CUDA devices here: {torch.cuda.device_count()}; -1 is the CPU"
+            )
+        device = f"cuda:{cuda_device}" if cuda_device >= 0 else "cpu"
+        self.elmo = ELMo.from_files(options_file, weight_file, num_mixes=0, state=state, device=device)
+
+    def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """Sentences -> (B, L+1, T, 2P), and the mask (B, T)."""
+        output = self.elmo(self.elmo.to_ids(batch))
+        return output.layers.transpose(0, 1), output.mask
+
+    def embed_sentence(self, sentence: Sequence[str]) -> Array:
+        """One sentence -> (L+1, T, 2P)."""
+        return self.embed_batch([sentence])[0]
+
+    def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[Array]:
+        """Sentences -> (L+1, T, 2P) each."""
+        return self.elmo.embed(batch, layers="all", batch_size=max(1, len(batch)))
+
+    def embed_sentences(self, sentences: Iterable[Sequence[str]], batch_size: int = 64) -> Iterator[Array]:
+        """Any number of sentences -> (L+1, T, 2P) each; `batch_size` of them are read ahead."""
+        return self._embed(sentences, "all", batch_size)
+
+    def embed_file(
+        self,
+        input_file: Iterable[str],
+        output_file_path: AnyPath,
+        output_format: Format = "all",
+        batch_size: int = 64,
+        forget_sentences: bool = False,
+        use_sentence_keys: bool = False,
+    ) -> None:
+        """Write the vectors of lines of tokens to an HDF5 file, which appears when it is complete.
+
+        Args:
+            input_file: Lines of tokens separated by spaces. A blank line gives an empty dataset.
+            output_file_path: The file to write: one dataset per line, named by its number from "0".
+            output_format: The layers: "all", "top" or "average".
+            batch_size: Number of sentences per batch.
+            forget_sentences: Leave out `sentence_to_index`, a JSON string of {line: key}.
+            use_sentence_keys: Name a dataset by its line; without `sentence_to_index`.
+
+        Raises:
+            ValueError: If the format is none of these, or a line cannot be a key.
+        """
+        if output_format not in ("all", "top", "average"):
+            raise ValueError(f'output_format must be "all", "top" or "average", not {output_format!r}')
+        lines = [line.strip() for line in input_file]
+        keys = lines if use_sentence_keys else [str(number) for number in range(len(lines))]
+        vectors = self._embed((line.split() for line in lines), output_format, batch_size)
+        with replacing(Path(output_file_path)) as target, writing_hdf5(target) as file:
+            for number, (key, values) in enumerate(zip(keys, vectors, strict=True)):
+                if use_sentence_keys and (not key or "\0" in key or key in file):
+                    raise ValueError(
+                        f"line {number} {key!r} is blank, contains a NUL or is there twice: it cannot be a key of HDF5"
+                    )
+                try:
+                    file.create_dataset(key, data=values, dtype="float32")
+                except (ValueError, TypeError) as error:  # HDF5 reads a slash as a folder
+                    raise ValueError(f"line {number} {key!r} cannot be a key ({error})") from None
+            if not (forget_sentences or use_sentence_keys):
+                index = json.dumps(dict(zip(lines, keys, strict=True)))
+                file.create_dataset("sentence_to_index", data=[index], dtype=h5py.string_dtype())
+
+    def _embed(self, sentences: Iterable[Sequence[str]], layers: Format, batch_size: int) -> Iterator[Array]:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        waiting = iter(sentences)
+        while batch := list(islice(waiting, batch_size)):
+            yield from self.elmo.embed(batch, layers=layers, batch_size=batch_size)
