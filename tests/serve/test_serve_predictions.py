@@ -104,7 +104,7 @@ def test_an_index_is_held_against_the_model_before_the_server_listens(model, ind
 
     with pytest.raises(ListeningError):
         start(model, index.folder)
-    with pytest.raises(ValueError, match="this is no index"):
+    with pytest.raises(ValueError, match="this is not an index"):
         start(model, tmp_path)
     with pytest.raises(ValueError, match="another model"):
         start(make_model(seed=1), index.folder)

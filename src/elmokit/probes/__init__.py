@@ -1,4 +1,4 @@
-"""What the layers of a model know, each probe a function from a model and parsed data to a frozen dataclass of figures.
+"""What the layers of a model know. Each probe is a function from a model and parsed data to a frozen dataclass.
 
 vectors.py         words in context -> their vectors, layer by layer
 tags.py            parts of speech, by a linear classifier on each layer
@@ -6,9 +6,9 @@ disambiguation.py  word senses, by the nearest sense of SemCor
 similarity.py      WiC, SCWS, triples of sentences
 senses.py          the triples
 neighbours.py      nearest words by letters, nearest words in context
-suite.py           a folder of data -> all of these, kept as they finish
+suite.py           a folder of data -> all of these; finished probes are kept
 report.py          figures -> tables, Markdown, bars
-mixes.py           folders of trained tasks -> the layers that they took, as a heat map
+mixes.py           folders of trained tasks -> the layers that they use, as a heat map
 """
 
 from elmokit.probes.disambiguation import DisambiguationScores, disambiguate

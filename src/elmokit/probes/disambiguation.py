@@ -1,10 +1,10 @@
 """Word senses by nearest neighbour (Peters et al., 2018, table 5): does a word's vector know its sense?
 
-Enters: a model, sentences with known senses (SemCor), sentences whose senses are asked for, and WordNet's sense index.
-Leaves: F1 of each layer on each set, with the two baselines that need no vectors.
+Input: a model, sentences with known senses (SemCor), sentences whose senses are asked for, and WordNet's sense index.
+Output: F1 of each layer on each set, with two baselines that need no vectors.
 
-A sense is the mean vector of its training instances; a word takes the nearest one by cosine, and a word that training
-never showed takes WordNet's first sense.  A phrase ("took place") is the mean of its words.
+A sense is the mean vector of its training instances; a word takes the nearest one by cosine, and a word that is not in
+training takes WordNet's first sense. A phrase ("took place") is the mean of its words.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Word = tuple[str, str]  # lemma and part of speech
 
 @dataclass(frozen=True)
 class DisambiguationScores:
-    """F1 in percent; each mapping goes from the set's name to its figure, `all` is the test sets together."""
+    """F1 in percent. Each mapping is from a set's name to its figure; `all` is the test sets together."""
 
     dev: str
-    """The set that chose the best layer; it is not part of `all`."""
+    """The set on which the best layer is chosen; it is not part of `all`."""
     num_instances: dict[str, int]
     num_unseen: dict[str, int]
     """Instances whose word is not in the training sentences: they take the first sense."""
@@ -52,7 +52,19 @@ def disambiguate(
     dev: str,
     progress: Progress | None = None,
 ) -> DisambiguationScores:
-    """Give every instance of `tests` a sense by each layer; `dev` names the one of them that chooses the layer."""
+    """Give every instance of `tests` a sense by each layer.
+
+    Args:
+        model: The model.
+        train: Sentences with known senses.
+        tests: Sets by name.
+        index: Senses of each word, the first one first.
+        dev: The set on which the best layer is chosen.
+        progress: Called after each batch.
+
+    Raises:
+        ValueError: If `dev` is not one of `tests`, or is the only one.
+    """
     if dev not in tests or len(tests) < 2:
         raise ValueError(f"the sets are {', '.join(tests) or 'none'}: expected {dev!r}, which chooses, and one to test")
     questions = {name: [one for sentence in given for one in sentence.instances] for name, given in tests.items()}
@@ -105,13 +117,15 @@ def _nearest_senses(
     counts: Mapping[Word, Counter[str]],
     progress: Progress | None,
 ) -> dict[int, list[str]]:
-    """The sense of each instance in each layer, by `id(instance)`: an instance's own id may come again in another set.
+    """The sense of each instance in each layer, by `id(instance)`: another set may use an instance's own id again.
 
-    A word with one sense in training needs no vector and is left out, as is one that training has not.
+    A word with one sense in training needs no vector and is left out, as is one that is not in training.
     """
     rows = {word: {sense: row for row, sense in enumerate(found)} for word, found in counts.items() if len(found) > 1}
-    shape = (model.config.num_layers + 2, 2 * model.config.projection_dim)
-    sums = {word: np.zeros((len(senses), *shape)) for word, senses in rows.items()}  # a sum points where the mean does
+    shape = (model.num_layers + 1, model.dim)
+    sums = {
+        word: np.zeros((len(senses), *shape)) for word, senses in rows.items()
+    }  # a sum has the direction of the mean
     examples = _read(train, rows)
     for number, vectors in place_vectors(model, examples.sentences, examples.places, progress=progress):
         one = examples.instances[number]
@@ -130,7 +144,7 @@ def _nearest_senses(
 
 @dataclass(frozen=True)
 class _Reading:
-    """Sentences as the model reads them, and where the instances stand."""
+    """Sentences as the model reads them, and the places of the instances."""
 
     sentences: list[list[str]]
     places: list[Place]

@@ -1,7 +1,7 @@
-"""Which layers the tasks took: the learned weights of their mixes, side by side (the paper's figure 2).
+"""Which layers the tasks use: the learned weights of their mixes, side by side (the paper's figure 2).
 
-Enters: folders of finished trainings, or of finished comparisons, whose weights are the mean over their seeds.  Leaves:
-the share of each layer in the mix at the task's input and, where there is one, at its output: values, a Markdown table
+Input: folders of finished trainings, or of finished comparisons, whose weights are the mean over their seeds. Output:
+the fraction of each layer in the mix at the task's input and, if there is one, at its output: values, a Markdown table
 and a heat map.
 """
 
@@ -28,11 +28,18 @@ class TaskMixes:
     task: str
     num_runs: int
     weights: tuple[tuple[float, ...], ...]
-    """At the input, and where ELMo joins twice at the output: the share of each layer, the context-free one first."""
+    """Fraction of each layer, the context-free one first, at the input and, if there are two mixes, at the output."""
 
 
 def read_mixes(folders: Sequence[str | Path]) -> list[TaskMixes]:
-    """The mixes of each folder's task; of a comparison, those of its variant with the most."""
+    """Read the learned mixes of tasks.
+
+    Args:
+        folders: Folders of finished trainings or comparisons. Of a comparison the variant with the most mixes counts.
+
+    Raises:
+        ValueError: If a folder is neither, or was trained without ELMo.
+    """
     return [_read(name, folder) for name, folder in by_name(folders).items()]
 
 
@@ -52,18 +59,18 @@ def _read(name: str, folder: Path) -> TaskMixes:
 
 
 def mix_table(mixes: Sequence[TaskMixes]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: a row for each mix, a column for each layer."""
+    """Heads and rows of a table: one row per mix, one column per layer."""
     rows = [
         [
             one.name,
             one.task,
             str(one.num_runs),
             place,
-            *(f"{share:.2f}" for share in shares),
-            *[""] * (_num_layers(mixes) - len(shares)),
+            *(f"{fraction:.2f}" for fraction in fractions),
+            *[""] * (_num_layers(mixes) - len(fractions)),
         ]
         for one in mixes
-        for place, shares in zip(PLACES, one.weights, strict=False)
+        for place, fractions in zip(PLACES, one.weights, strict=False)
     ]
     return ["data", "task", "runs", "mix at", *(f"layer {n}" for n in range(_num_layers(mixes)))], rows
 
@@ -79,23 +86,23 @@ def write_mixes(mixes: Sequence[TaskMixes], out: Path) -> None:
 
 
 def plot_mixes(mixes: Sequence[TaskMixes], path: Path) -> None:
-    """A heat map for each place where ELMo joins: a row for each task, a column for each layer."""
+    """Draw a heat map for the input and one for the output: one row per task, one column per layer."""
     places = PLACES[: max(len(one.weights) for one in mixes)]
     layers = _num_layers(mixes)
     size = (1.6 + len(places) * (0.8 * layers + 0.4), 0.42 * len(mixes) + 1.2)
     with picture(path, columns=len(places), figsize=size, sharey=True) as axes:
         for number, (axis, place) in enumerate(zip(axes[0], places, strict=True)):
-            shares = [one.weights[number] if number < len(one.weights) else () for one in mixes]
-            grid = [[*row, *[float("nan")] * (layers - len(row))] for row in shares]  # nan: an empty field
+            fractions = [one.weights[number] if number < len(one.weights) else () for one in mixes]
+            grid = [[*row, *[float("nan")] * (layers - len(row))] for row in fractions]  # nan: an empty field
             axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            for row, values in enumerate(shares):
-                for column, share in enumerate(values):
-                    color = "white" if share > 0.6 else "black"
-                    axis.text(column, row, f"{share:.2f}", ha="center", va="center", color=color, fontsize=8)
+            for row, values in enumerate(fractions):
+                for column, fraction in enumerate(values):
+                    color = "white" if fraction > 0.6 else "black"
+                    axis.text(column, row, f"{fraction:.2f}", ha="center", va="center", color=color, fontsize=8)
             axis.set_xticks(range(layers), [f"layer {n}" for n in range(layers)], fontsize=8)
             axis.set_yticks(range(len(mixes)), [one.name for one in mixes], fontsize=8)
             axis.set_title(f"mix at the {place}", fontsize=9)
 
 
 def _num_layers(mixes: Sequence[TaskMixes]) -> int:
-    return max(len(shares) for one in mixes for shares in one.weights)
+    return max(len(fractions) for one in mixes for fractions in one.weights)

@@ -1,7 +1,7 @@
-"""Nearest neighbours: of words by their letters, and of a word in context over a corpus (Peters et al., 2018, table 4).
+"""Nearest neighbours: of words by their letters, and of a word in context in a corpus (Peters et al., 2018, table 4).
 
-Enters: a model, and words, or sentences with a [word] in brackets and a corpus to look in.  Leaves: the nearest words,
-or the nearest words in context, by cosine; the search is exact.
+Input: a model, and words, or sentences with a [word] in brackets and a corpus. Output: the nearest words, or the
+nearest words in context, by cosine; the search is exact.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from elmokit.inference.vectors import unit
+from elmokit.inference.views import check_layers
 from elmokit.model import ELMo
 from elmokit.probes.vectors import Array, Progress, sentence_vectors
 from elmokit.text import marked_word
@@ -39,9 +39,18 @@ class ContextNeighbour:
 
 
 def neighbours_of_words(model: ELMo, words: Sequence[str], *, k: int = 8) -> dict[str, list[WordNeighbour]]:
-    """The k words of the vocabulary nearest to each of `words` in the context-free layer, the word itself left out.
+    """The words of the vocabulary nearest to each of `words` in the context-free layer, without the word itself.
 
-    The words may be misspelled or new: a model that reads characters has a vector for any of them.
+    Args:
+        model: A model that reads characters and has a vocabulary.
+        words: Any words; they may be misspelled or new.
+        k: Number of neighbours.
+
+    Returns:
+        For each word its neighbours, best first.
+
+    Raises:
+        ValueError: If the model reads words or has no vocabulary, or `k` is less than 1.
     """
     if model.reads_words:
         raise ValueError("this model reads words, not characters: a word that it does not know has no vector")
@@ -51,10 +60,10 @@ def neighbours_of_words(model: ELMo, words: Sequence[str], *, k: int = 8) -> dic
         raise ValueError(f"k is {k}: ask for at least one neighbour")
     specials = {model.vocabulary.bos_id, model.vocabulary.eos_id, model.vocabulary.unk_id}
     known = [word for number, word in enumerate(model.vocabulary.words) if number not in specials]
-    queries = _spell(model, words)
+    queries = _unit_vectors(model, words)
     cosines = np.concatenate(
         [
-            queries @ _spell(model, known[begin : begin + WORDS_AT_ONCE]).T
+            queries @ _unit_vectors(model, known[begin : begin + WORDS_AT_ONCE]).T
             for begin in range(0, len(known), WORDS_AT_ONCE)
         ]
         or [np.zeros((len(words), 0), np.float32)],
@@ -76,18 +85,27 @@ def nearest_in_context(
     layer: int | None = None,
     progress: Progress | None = None,
 ) -> list[list[ContextNeighbour]]:
-    """The k tokens of `corpus` nearest to the word in brackets of each query, "He sat on the [bank] .", best first.
+    """The tokens of a corpus nearest to a word in context, at most one per sentence.
 
-    One token a sentence: the same sentence k times would say nothing.  A sentence that is the query itself is left
-    out.  `layer` is the last one unless given.
+    Args:
+        model: The model.
+        queries: Sentences with one word in brackets, "He sat on the [bank] ." The same sentence in the corpus is left
+            out.
+        corpus: Token lists.
+        k: Number of neighbours.
+        layer: The number of a layer; by default the last one.
+        progress: Called after each batch.
+
+    Returns:
+        For each query its neighbours, best first.
+
+    Raises:
+        ValueError: If the model has no such layer, `k` is less than 1, or a query has not one word in brackets.
     """
     if k < 1:
         raise ValueError(f"k is {k}: ask for at least one neighbour")
-    top = model.config.num_layers
-    layer = top if layer is None else layer
-    if not 0 <= layer <= top:
-        raise ValueError(f"layer is {layer}: the model has layers 0 to {top}")
-    asked = [marked_word(query) for query in queries]
+    layer = int(check_layers(-1 if layer is None else layer, model.num_layers))
+    asked = [marked_word(query, model.tokenizer) for query in queries]
     vectors = model.embed([tokens for tokens, _ in asked], layers=layer)
     wanted = unit(np.stack([found[place] for found, (_, place) in zip(vectors, asked, strict=True)]))  # (Q, 2P)
     # (cosine, minus the sentence's number, place): the earlier sentence wins where two are equal
@@ -109,8 +127,6 @@ def nearest_in_context(
     ]
 
 
-@torch.no_grad()
-def _spell(model: ELMo, words: Sequence[str]) -> Array:
+def _unit_vectors(model: ELMo, words: Sequence[str]) -> Array:
     """(words, P): context-free vectors of length one."""
-    vectors = model.bilm.embed_words(model.to_ids([list(words)])[0].to(model.device))
-    return np.asarray(unit(vectors.float().cpu().numpy()), np.float32)
+    return np.asarray(unit(model.embed_words(words).float().cpu().numpy()), np.float32)

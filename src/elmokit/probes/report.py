@@ -1,7 +1,7 @@
 """Figures of probes as tables, as Markdown and as bars.
 
-Enters: reports of `suite.run_probes`, of one model or of several side by side.  Leaves: tables of text, a Markdown
-page, a picture with one small panel for each probe that has a figure a layer.
+Input: reports of `suite.run_probes`, of one model or of several side by side. Output: tables of text, a Markdown page,
+a picture with one panel for each probe that has a figure per layer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.probes.disambiguation import ALL
 from elmokit.probes.suite import ProbeReport
@@ -29,17 +30,17 @@ class Table:
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """One figure a layer, of one probe on its test data."""
+    """One figure per layer, of one probe on its test data."""
 
     title: str
     layers: dict[str, float]
     best_layer: str | None
-    """Chosen on other data than that of the figures; None where there is none to choose by."""
+    """Chosen on other data than that of the figures; None if there is no such data."""
     baselines: dict[str, float]
 
 
 def layer_figures(report: ProbeReport) -> list[LayerFigures]:
-    """What the report has of each layer, in percent (correlations times 100)."""
+    """The figures of each layer, in percent (correlations times 100)."""
     found = {name: probe["result"] for name, probe in report.probes.items()}
     figures = []
     for column in ("upos", "xpos"):
@@ -60,7 +61,7 @@ def layer_figures(report: ProbeReport) -> list[LayerFigures]:
 
 
 def tables(report: ProbeReport) -> list[Table]:
-    """One table for each probe, and first the summary of what layers know."""
+    """A summary of what the layers know, then one table per probe."""
     names = [*report.layers, MIX]
     figures = layer_figures(report)
     summary = [
@@ -87,7 +88,7 @@ def tables(report: ProbeReport) -> list[Table]:
 
 
 def comparison(reports: Sequence[ProbeReport]) -> Table:
-    """A row for each figure, a column for each model; a probe's layer is the chosen one, or else each stands alone."""
+    """A table of several models: one row per figure, one column per model."""
     columns = [_headlines(report) for report in reports]
     rows = list(dict.fromkeys(row for column in columns for row in column))
     return Table(
@@ -110,18 +111,22 @@ def markdown(report: ProbeReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#555555"  # of Okabe and Ito: told apart by all eyes
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#555555"  # of Okabe and Ito, for all eyes
 
 
 def plot(report: ProbeReport, path: Path) -> None:
-    """Bars of each layer, the mean and the mix, one panel for each probe; a star marks the layer that was chosen."""
-    try:
-        import matplotlib
+    """Draw bars of each layer, the mean and the mix, one panel per probe; a star marks the chosen layer.
 
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise ValueError('a plot needs matplotlib: pip install "elmokit[plot]"') from None
+    Args:
+        report: The report.
+        path: The file to write, such as probe.svg.
+
+    Raises:
+        ValueError: If no probe has a figure per layer.
+        ImportError: If matplotlib is not installed.
+    """
+    require("matplotlib", extra="plot").use("agg")
+    pyplot = require("matplotlib.pyplot", extra="plot")
     figures = layer_figures(report)
     if not figures:
         raise ValueError("there is no probe with a figure for each layer: run pos, wsd, wic, scws or senses")
@@ -135,7 +140,7 @@ def plot(report: ProbeReport, path: Path) -> None:
         colors = [{MEAN: ORANGE, MIX: GREEN}.get(name, BLUE) for name in names]
         bars = axis.bar(range(len(names)), values, color=colors, width=0.7)
         labels = [f"{value:.1f}{' *' if name == one.best_layer else ''}" for name, value in one.layers.items()]
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a baseline may run behind the figure
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a baseline may cross the figure
         axis.bar_label(bars, labels, padding=2, fontsize=8, bbox=box)
         styles = iter(("--", ":"))
         for name, value in one.baselines.items():
@@ -163,7 +168,7 @@ def plot(report: ProbeReport, path: Path) -> None:
 
 
 def _headlines(report: ProbeReport) -> dict[str, str]:
-    """What a comparison shows of one model."""
+    """The figures of one model in a comparison."""
     found = {}
     for name, scores in report.probes.get("perplexity", {}).get("result", {}).items():
         found[f"perplexity {name}"] = f"{scores['both']:.2f}"
@@ -197,8 +202,8 @@ def _tag_table(result: Mapping[str, Any]) -> Table:
         for part in ("dev", "test"):
             rows.append([f"{column.upper()} {part}", *(f"{value:.2f}" for value in scores[part].values())])
         rows.append([f"{column.upper()} epochs", *map(str, scores["epochs"].values())])
-        shares = " ".join(f"{share:.2f}" for share in scores["mix_weights"])
-        rows.append([f"{column.upper()} mix of layers", *[""] * (len(scores["dev"]) - 1), shares])
+        fractions = " ".join(f"{fraction:.2f}" for fraction in scores["mix_weights"])
+        rows.append([f"{column.upper()} mix of layers", *[""] * (len(scores["dev"]) - 1), fractions])
     names = list(next(iter(result.values()))["dev"])
     return Table("Parts of speech, linear classifier, accuracy", ["", *_heads(names)], rows)
 
@@ -237,7 +242,7 @@ def _triple_table(result: Mapping[str, Any]) -> Table:
 
 def _word_table(result: Mapping[str, Any]) -> Table:
     rows = [[word, ", ".join(f"{one['word']} {one['cosine']:.2f}" for one in found)] for word, found in result.items()]
-    return Table("Words by their letters alone", ["word", "nearest of the vocabulary"], rows)
+    return Table("Words by their letters", ["word", "nearest of the vocabulary"], rows)
 
 
 def _context_table(result: Mapping[str, Any]) -> Table:

@@ -1,12 +1,12 @@
-"""Forty-one words of several senses, each in three everyday sentences: does a model's vector know the sense?
+"""Forty-one words of several senses, each in three everyday sentences: do vectors know the sense?
 
-Nothing enters.  Leaves: `SENSE_TRIPLES`.  `first` and `second` use the word in one sense, `other` in another; so
+Output: `SENSE_TRIPLES`. `first` and `second` use the word in one sense, `other` in another; so
 `similarity(first, second, word=word)` should exceed both `similarity(first, other, word=word)` and
 `similarity(second, other, word=word)`.
 
-The sentences were written before any model was asked, and are not to be changed in the light of one.  A cheaper
-answer than the sense is kept out: the word has one spelling and one part of speech in a triple, stands at nearly the
-same place after much the same little words, and the three sentences share no other content word.
+The sentences were written before any model was tried, and must not be adapted to one. Only the sense should tell the
+sentences of a triple from each other: the word has one form and one part of speech, is at nearly the same position
+after similar function words, and the three sentences have no other content word in common.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Likeness of words in context: the same meaning or another (WiC), how alike (SCWS), and triples of sentences.
+"""Similarity of words in context: the same meaning or another (WiC), how similar (SCWS), and triples of sentences.
 
-Enters: a model, and pairs or triples of words in context.  Leaves: accuracy, rank correlation, and the share of triples
-in which the two uses of one sense are nearer to each other than either is to the third; all by the cosine, per layer.
+Input: a model, and pairs or triples of words in context. Output: accuracy, rank correlation, and the fraction of
+triples in which the two uses of one sense are nearer to each other than either is to the third; all by cosine, per
+layer.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.datasets import WordPair
+from elmokit.extras import require
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.senses import SenseTriple
 from elmokit.probes.vectors import Floats, Place, Progress, gather, layer_names
-from elmokit.text import tokenize
 
 
 @dataclass(frozen=True)
 class WordInContextScores:
-    """Accuracy in percent by a threshold on the cosine that train chose."""
+    """Accuracy in percent, by a threshold on the cosine that is chosen on train."""
 
     num_pairs: int
     thresholds: dict[str, float]
     train: dict[str, float]
     test: dict[str, float]
     best_layer: str
-    """By train."""
+    """The best on train."""
 
 
 @dataclass(frozen=True)
 class RatingScores:
-    """Spearman's correlation, times 100, of the cosine with the mean rating."""
+    """Spearman's correlation of the cosine with the mean rating, times 100."""
 
     num_pairs: int
     layers: dict[str, float]
@@ -53,7 +54,17 @@ class TripleScores:
 def same_meaning(
     model: ELMo, train: Sequence[WordPair], test: Sequence[WordPair], *, progress: Progress | None = None
 ) -> WordInContextScores:
-    """Say of each pair whether the word means the same (score 1) or not (score 0)."""
+    """Decide for each pair whether the word has the same meaning (score 1) or not (score 0).
+
+    Args:
+        model: The model.
+        train: Pairs on which the threshold and the layer are chosen.
+        test: Pairs to decide.
+        progress: Called after each batch.
+
+    Raises:
+        ValueError: If there are no pairs.
+    """
     if not train or not test:
         raise ValueError(f"there are {len(train)} pairs to choose by and {len(test)} to test: each needs at least one")
     cosines = _pair_cosines(model, [*train, *test], progress)  # (n, L+2)
@@ -71,19 +82,26 @@ def best_threshold(values: Floats, truths: npt.NDArray[np.bool_]) -> float:
     """The lowest threshold, half way between two values, for which `values >= threshold` is right most often."""
     order = np.argsort(values, kind="stable")
     values, truths = np.asarray(values, np.float64)[order], truths[order]
-    # a cut before place c says False to c values and True to the rest
+    # a cut before position c gives False for c values and True for the rest
     right = np.concatenate([[0], np.cumsum(~truths)]) + np.concatenate([np.cumsum(truths[::-1])[::-1], [0]])
     between = (np.concatenate([[values[0] - 2], values]) + np.concatenate([values, [values[-1] + 2]])) / 2
-    apart = np.concatenate([[True], values[1:] > values[:-1], [True]])  # no cut parts equal values
-    return float(between[np.where(apart, right, -1).argmax()])
+    is_cut = np.concatenate([[True], values[1:] > values[:-1], [True]])  # no cut between equal values
+    return float(between[np.where(is_cut, right, -1).argmax()])
 
 
 def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | None = None) -> RatingScores:
-    """Compare the cosines of word pairs in context with people's ratings; a context is read whole, as one sequence."""
-    try:
-        from scipy.stats import spearmanr
-    except ImportError:
-        raise ImportError('rank correlation needs scipy: pip install "elmokit[tasks]"') from None
+    """Compare the cosines of word pairs in context with people's ratings.
+
+    Args:
+        model: The model.
+        pairs: Words in context; a context is read as one sequence.
+        progress: Called after each batch.
+
+    Raises:
+        ValueError: If there are fewer than two pairs.
+        ImportError: If scipy is not installed.
+    """
+    spearmanr = require("scipy.stats", extra="tasks").spearmanr
     if len(pairs) < 2:
         raise ValueError(f"there are {len(pairs)} pairs: a correlation needs at least two")
     cosines = _pair_cosines(model, pairs, progress)
@@ -93,19 +111,27 @@ def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | Non
 
 
 def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
-    """Count the triples whose first two uses are nearer to each other than to the third."""
+    """Count the triples whose first two uses are nearer to each other than to the third.
+
+    Args:
+        model: The model, whose tokenizer cuts the sentences.
+        triples: A word in three sentences each.
+
+    Raises:
+        ValueError: If there are no triples, or a word is not a token of its sentence.
+    """
     if not triples:
         raise ValueError("there are no triples: give at least one")
     sentences: list[list[str]] = []
     places: list[Place] = []
     for triple in triples:
         for text in (triple.first, triple.second, triple.other):
-            tokens = tokenize(text)
+            tokens = model.tokenizer(text)
             if triple.word not in tokens:
                 raise ValueError(f"the word {triple.word!r} is not in {text!r}")
             places.append(Place(len(sentences), tokens.index(triple.word), tokens.index(triple.word) + 1))
             sentences.append(tokens)
-    vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, model.config.num_layers + 2, -1)
+    vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, model.num_layers + 1, -1)
     first, second, other = vectors.swapaxes(0, 1)  # (n, L+2, 2P) each
     together = (first * second).sum(axis=-1)
     won = (together > (first * other).sum(axis=-1)) & (together > (second * other).sum(axis=-1))  # (n, L+2)

@@ -1,7 +1,7 @@
-"""All probes over a folder of data: which of them it holds, each one's figures, and what is kept of a stopped run.
+"""All probes over a folder of data: which of them can run, their figures, and how a stopped run resumes.
 
-Enters: a model, a folder laid out as below, text files.  Leaves: a `ProbeReport`, plain enough to be JSON, whose
-finished probes are kept in a file and not run again while the weights and the data are the same.
+Input: a model, a folder laid out as below, text files. Output: a `ProbeReport`, which can be written as JSON. Finished
+probes are kept in a file and not run again while the weights and the data are the same.
 
     pos/*-ud-{train,dev,test}.conllu
     wsd/NAME/NAME.data.xml and .gold.key.txt (semcor, semeval2007, senseval2, senseval3, semeval2013)
@@ -28,6 +28,7 @@ import torch
 
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
+from elmokit.corpus.sources import Tokenized
 from elmokit.datasets import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 from elmokit.files import replacing, sha256_of
 from elmokit.inference.scores import Perplexity
@@ -38,10 +39,13 @@ from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import Progress, layer_names
+from elmokit.text import TokenizerName
 
 PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
+TOKENIZED: Mapping[TokenizerName, Tokenized] = {"treebank": False, "spaces": True, "characters": "characters"}
+"""A model's tokenizer -> `tokenized=` of `elmokit.corpus.prepare`."""
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
-# Misspelled, inflected by analogy, or made up; chosen before any model was asked.
+# Misspelled, inflected by analogy, or made up; chosen before any model was tried.
 NEW_WORDS = ("goverment", "definately", "Frnace", "beautifull", "untouristy", "googling", "Smithville", "re-electable")
 QUERIES = (
     "The shortstop made a brilliant [play] at second base .",
@@ -65,7 +69,18 @@ class ProbeReport:
 
 
 def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, list[Path]]:
-    """The probes that can run, each with the files that it reads; "senses" and "words" need none."""
+    """Find the probes that can run.
+
+    Args:
+        data: A folder laid out as at the top of this file.
+        heldout: Text files whose perplexity is measured.
+
+    Returns:
+        Probe -> the files that it reads; "senses" and "words" need none.
+
+    Raises:
+        ValueError: If a folder or file does not exist.
+    """
     if data is not None and not data.is_dir():
         raise ValueError(f"{data}: there is no such folder")
     for path in heldout:
@@ -102,11 +117,19 @@ def run_probes(
     progress: Progress | None = None,
     on_probe: Callable[[str, str], None] | None = None,
 ) -> ProbeReport:
-    """Run the probes of `files` (see `find_probes`) on `model`, which is called `name` in the report.
+    """Run probes.
 
-    With `keep`, a JSON file, finished probes are written as they come, and those that it holds of the same weights and
-    data are taken from it; others of the same weights stay in it.  `on_probe` hears of each probe that it runs, is
-    done, was kept, or why it is left out.
+    Args:
+        model: The model.
+        name: Its name in the report.
+        files: Probes and their files, from `find_probes`.
+        keep: A JSON file for finished probes. Those that it has of the same weights and data are not run again; others
+            of the same weights stay in it.
+        progress: Called after each batch.
+        on_probe: Called with each probe and "runs", "done", "kept", or the reason why it is left out.
+
+    Raises:
+        ValueError: If `keep` is not a report, or data cannot be read.
     """
     report = ProbeReport(
         model=name,
@@ -145,15 +168,29 @@ def run_probes(
 
 
 def read_report(path: str | Path) -> ProbeReport:
-    """A report that `run_probes` kept."""
+    """Read a report that `run_probes` kept.
+
+    Raises:
+        ValueError: If the file is not a report.
+    """
     try:
         return ProbeReport(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is no report of probes ({error}): name another file, or remove it") from None
+        raise ValueError(f"{path} is not a report of probes ({error}): name another file, or remove it") from None
 
 
 def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progress | None = None) -> dict[str, Any]:
-    """The figures of one probe, as a mapping; `paths` are those that `find_probes` gave for it."""
+    """Run one probe.
+
+    Args:
+        model: The model.
+        probe: One of PROBES.
+        paths: Its files, from `find_probes`.
+        progress: Called after each batch.
+
+    Returns:
+        The figures as JSON values.
+    """
     match probe:
         case "senses":
             return asdict(sense_triples(model, SENSE_TRIPLES))
@@ -188,13 +225,27 @@ def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progr
 
 
 def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None) -> Perplexity:
-    """Perplexity of a text file (one sentence a line) by the full softmax, the state carried, boundaries counted."""
+    """Perplexity of a text by the full softmax, with carried state; sentence ends are predicted too.
+
+    Args:
+        model: A language model, whose tokenizer cuts the text.
+        path: A text file, one sentence per line.
+        progress: Called while the text is prepared.
+
+    Raises:
+        ValueError: If the model is not a language model.
+    """
     output_layer, vocabulary = model.output_layer, model.vocabulary
     if output_layer is None or vocabulary is None:
-        raise ValueError("this model has no softmax, so it is no language model: load a folder that has one")
+        raise ValueError("this model has no softmax, so it is not a language model: load a folder that has one")
     with tempfile.TemporaryDirectory(prefix="elmokit-") as folder:
         corpus = prepare(
-            str(path), folder, vocabulary=vocabulary, max_characters=model.config.max_characters, progress=progress
+            str(path),
+            folder,
+            vocabulary=vocabulary,
+            tokenized=TOKENIZED[model.tokenizer.name],
+            max_characters=model.config.max_characters,
+            progress=progress,
         )
         return heldout_perplexity(model.bilm, output_layer, corpus)
 
@@ -202,13 +253,15 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
 def _reason_against(model: ELMo, probe: str) -> str | None:
     if probe == "perplexity" and (model.output_layer is None or model.vocabulary is None):
         return "left out: the model has no softmax"
+    if probe == "senses" and model.tokenizer.name == "characters":
+        return "left out: its English words are not tokens of this model, which reads text character by character"
     if probe == "words" and (model.vocabulary is None or model.reads_words):
         return "left out: it needs a model that reads characters and has a vocabulary"
     return None
 
 
 def _digest_weights(model: ELMo) -> str:
-    """Of what makes vectors, and of what predicts words."""
+    """SHA-256 of the biLM and the softmax."""
     digest = hashlib.sha256(model.digest().encode())
     for name, tensor in sorted(model.output_layer.state_dict().items()) if model.output_layer is not None else ():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -217,7 +270,7 @@ def _digest_weights(model: ELMo) -> str:
 
 
 def _digest_files(paths: Sequence[Path], probe: str) -> str:
-    """Changes when the data does, which for three probes lies here."""
+    """SHA-256 of a probe's data, part of which is in this package."""
     own = {"senses": SENSE_TRIPLES, "words": NEW_WORDS, "contexts": QUERIES}
     digest = hashlib.sha256(repr(own.get(probe)).encode())
     for path in paths:

@@ -1,9 +1,9 @@
-"""Parts of speech by a linear classifier on each layer (Peters et al., 2018, table 6): is syntax there to be read off?
+"""Parts of speech by a linear classifier on each layer (Peters et al., 2018, table 6).
 
-Enters: a model, and tagged sentences in three splits, in one or more tag sets over the same tokens.  Leaves: accuracy
-of each layer, of the mean of all and of a learned mix, with the weights that the mix learned.
+Input: a model, and tagged sentences in three splits, in one or more tag sets over the same tokens. Output: accuracy of
+each layer, of the mean of all and of a learned mix, with the weights that the mix learned.
 
-The biLM is frozen: its vectors are made once and kept in half precision.  Features are standardised on train; one
+The biLM is frozen: its vectors are computed once and kept in half precision. Features are standardised on train; one
 linear layer is trained with Adam, and the number of its epochs is chosen on dev.
 """
 
@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-3
 
 @dataclass(frozen=True)
 class TaggedSplits:
-    """One tag set: what trains the classifier, what chooses its epochs and the layer, and what is reported."""
+    """One tag set: train for the classifier, dev to choose its epochs and the layer, test for the report."""
 
     train: Sequence[TaggedSentence]
     dev: Sequence[TaggedSentence]
@@ -46,25 +46,34 @@ class TagScores:
     dev: dict[str, float]
     test: dict[str, float]
     epochs: dict[str, int]
-    """The number of epochs that dev chose."""
+    """Number of epochs with the best accuracy on dev."""
     mix_weights: list[float]
-    """The share of each layer in the learned mix; they add up to one."""
+    """The fraction of each layer in the learned mix; they add up to one."""
     best_layer: str
-    """By dev; the learned mix, which is more than one layer, is not a candidate."""
+    """The best on dev; the learned mix, which is more than one layer, is not a candidate."""
 
 
 def probe_tags(
     model: ELMo, tag_sets: Mapping[str, TaggedSplits], *, progress: Progress | None = None
 ) -> dict[str, TagScores]:
-    """Train a linear classifier for each tag set on each layer; the sentences are embedded once for all of them."""
+    """Train a linear classifier for each tag set on each layer. The sentences are embedded once for all of them.
+
+    Args:
+        model: The model.
+        tag_sets: Tag sets by name, all over the same tokens.
+        progress: Called after each batch.
+
+    Raises:
+        ValueError: If there are no tag sets, they have other tokens, or a split is empty.
+    """
     if not tag_sets:
-        raise ValueError("no tag set: give at least one")
+        raise ValueError("no tag set: pass at least one")
     first, *others = tag_sets
     splits = {name: (given.train, given.dev, given.test) for name, given in tag_sets.items()}
     sentences = [[one.tokens for one in part] for part in splits[first]]
     for name in others:
         if [[one.tokens for one in part] for part in splits[name]] != sentences:
-            raise ValueError(f"the tag set {name} is over other tokens than {first}: give both of the same files")
+            raise ValueError(f"the tag set {name} is over other tokens than {first}: use the same files for both")
     sizes = [sum(map(len, part)) for part in sentences]
     if 0 in sizes:
         raise ValueError(f"train, dev and test have {sizes} tokens: each needs at least one")

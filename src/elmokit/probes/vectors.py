@@ -1,7 +1,7 @@
 """Vectors of words in context, as all probes read them.
 
-Enters: a model, tokenized sentences, and the places of words in them.  Leaves: each word's vector in every layer, one
-sentence or one word at a time, so that a corpus needs no more memory than a window of it.
+Input: a model, tokenized sentences, and the places of words in them. Output: each word's vector in every layer, one
+sentence or one word at a time, so that memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elmokit.model import ELMo
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating]
 Progress = Callable[[int, int | None], None]
-"""Called with the tokens that are done and those there are."""
+"""Called with the number of tokens done, and of all."""
 
 MEAN = "mean"
 TOKENS_AT_ONCE = 16384  # embedded together: their vectors in all layers are in memory at a time
@@ -32,14 +32,23 @@ class Place(NamedTuple):
 
 
 def layer_names(model: ELMo) -> list[str]:
-    """The rows that probes report: each layer, the context-free one first, and the mean of them all."""
-    return [*map(str, range(model.config.num_layers + 1)), MEAN]
+    """Names of the rows that probes report: each layer, the context-free one first, and the mean of all."""
+    return [*map(str, range(model.num_layers)), MEAN]
 
 
 def sentence_vectors(
     model: ELMo, sentences: Sequence[Sequence[str]], *, progress: Progress | None = None
 ) -> Iterator[tuple[int, Array]]:
-    """(number, (L+1, T, 2P)) of each sentence, in order of length."""
+    """Vectors of sentences in all layers.
+
+    Args:
+        model: The model.
+        sentences: Token lists.
+        progress: Called after each batch.
+
+    Returns:
+        (number, (L+1, T, 2P)) of each sentence, in order of length.
+    """
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
     total = sum(map(len, sentences))
     done, begin = 0, 0
@@ -59,9 +68,19 @@ def sentence_vectors(
 def place_vectors(
     model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
 ) -> Iterator[tuple[int, Array]]:
-    """(number, (L+2, 2P)) of each place: its layers, then their mean; a phrase is the mean of its words.
+    """Vectors of words and phrases in all layers. A phrase is the mean of its words.
 
-    Sentences without a place are not read at all.
+    Args:
+        model: The model.
+        sentences: Token lists. Sentences without a place are not read.
+        places: The words and phrases.
+        progress: Called after each batch.
+
+    Returns:
+        (number, (L+2, 2P)) of each place: its layers, then their mean.
+
+    Raises:
+        ValueError: If a place is not in its sentence.
     """
     wanted: dict[int, list[int]] = {}
     for number, place in enumerate(places):
@@ -78,8 +97,8 @@ def place_vectors(
 def gather(
     model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
 ) -> Array:
-    """(places, L+2, 2P): the vectors of all places in their order."""
-    result = np.zeros((len(places), model.config.num_layers + 2, 2 * model.config.projection_dim), np.float32)
+    """As `place_vectors`, in one array (places, L+2, 2P) in the order of the places."""
+    result = np.zeros((len(places), model.num_layers + 1, model.dim), np.float32)
     for number, vectors in place_vectors(model, sentences, places, progress=progress):
         result[number] = vectors
     return result
