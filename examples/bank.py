@@ -1,12 +1,12 @@
-"""The story of the word "bank": one spelling, two senses, and what a biLM makes of them.
+"""The story of the word "bank": one form, two senses, and how a biLM tells them apart.
 
     python examples/bank.py
     python examples/bank.py --model FOLDER
 
-Enters: a model; the embedded English one unless another is named.  Leaves: a page of 100 columns in four parts: how
-alike "bank" is to itself in six sentences, its nearest words in context, the words that would stand in its place, and
-how much each word of a sentence surprises the model.  Every number is computed when the page is printed.  Needs no
-download, no GPU, and some seconds.
+Input: a model, by default the embedded English one. Output: a page of 100 columns in four parts: how similar "bank" is
+to itself in six sentences, its nearest words in context, the words that could replace it, and how much each word of a
+sentence surprises the model. Every number is computed when the page is printed. Needs no download, no GPU, and some
+seconds.
 """
 
 import argparse
@@ -146,7 +146,7 @@ class Story:
     """The layer above 0 with the widest gap between the senses."""
     neighbours: tuple[list[Neighbour], list[Neighbour]]
     fillers: tuple[list[Filler], list[Filler]] | None
-    """None, as `surprise`, where the model is no language model."""
+    """None, as `surprise`, if the model is not a language model."""
     surprise: Surprise | None
 
 

@@ -3,9 +3,9 @@
     python examples/figures.py                  # into docs/img
     python examples/figures.py OTHER_FOLDER
 
-Enters: the embedded model, and the figures that its card holds.  Leaves: works-*.svg: the way of a word through the
-model, the word "bank" in six sentences layer by layer, what each layer knows, and how surprised the model is by each
-word.  No number is typed here.  Needs matplotlib (`pip install "elmokit[plot]"`) and some seconds.
+Input: the embedded model, and the figures of its card. Output: works-*.svg: a word on its path through the model, the
+word "bank" in six sentences layer by layer, what each layer knows, and how surprised the model is by each word. No
+number is written by hand. Needs matplotlib (`pip install "elmokit[plot]"`) and some seconds.
 """
 
 import math
@@ -69,7 +69,7 @@ def draw_path(model: ELMo) -> Figure:
         "token": f"layer 0\n{config.projection_dim} numbers, twice",
         "layer 1": f"layer 1\n{cells}",
         "layer 2": f"layer 2\n{cells}",
-        "mix": f"one vector of\n{2 * config.projection_dim} numbers",
+        "mix": f"one vector of\n{model.dim} numbers",
     }.items():
         axes.text(-0.3, rows[row], text, ha="left", va="center", fontsize=9, color="#555555")
 

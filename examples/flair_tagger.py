@@ -4,7 +4,7 @@
     python examples/flair_tagger.py
     python examples/flair_tagger.py train.conllu dev.conllu test.conllu
 
-trains SequenceTagger twice, on words and characters alone and then on ELMo as well, and prints how many words of the
+trains SequenceTagger twice, on words and characters, and then also on ELMo, and prints how many words of the
 test sentences get the right part of speech: those of a toy below, or of files of Universal Dependencies, of which a
 few hundred sentences will do.
 """

@@ -1,4 +1,4 @@
-"""Vectors of words in context from an exported model, with NumPy and ONNX Runtime alone.
+"""Vectors of words in context from an exported model, with only NumPy and ONNX Runtime.
 
     elmokit export --onnx model.onnx --layers average --dtype int8
     python examples/onnx_runtime.py model.onnx
@@ -42,13 +42,13 @@ def main() -> None:
 
 
 def character_ids(sentences: list[list[str]], max_characters: int) -> np.ndarray:
-    """(B, T, max_characters): begin of word, UTF-8 bytes, end of word, pads; each id + 1, so that 0 is no token."""
+    """(B, T, max_characters): begin of word, UTF-8 bytes, end of word, pads; each id + 1, so that 0 is padding."""
     begin, end, pad = 259, 260, 261
     ids = np.zeros((len(sentences), max(map(len, sentences)), max_characters), np.int64)
     for row, sentence in zip(ids, sentences, strict=True):
         for word, token in zip(row, sentence, strict=False):
-            spelled = [begin, *(byte + 1 for byte in token.encode()[: max_characters - 2]), end]
-            word[:] = spelled + [pad] * (max_characters - len(spelled))
+            encoded = [begin, *(byte + 1 for byte in token.encode()[: max_characters - 2]), end]
+            word[:] = encoded + [pad] * (max_characters - len(encoded))
     return ids
 
 

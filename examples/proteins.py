@@ -3,7 +3,7 @@
     python examples/proteins.py proteins.fasta vectors.npz --model FOLDER
     python examples/proteins.py
 
-Enters: a FASTA file and the folder of a protein ELMo (options.json, weights.hdf5).  Leaves: an .npz file with an array
+Input: a FASTA file and the folder of a protein ELMo (options.json, weights.hdf5). Output: an .npz file with an array
 for each protein: the mean over its residues of the sum of the layers; with --residues the sum for each residue.  Prints
 the proteins and how alike they are.  Without a file: three short proteins through the embedded model, which was trained
 on English and knows nothing of proteins, so that the script can be tried offline.

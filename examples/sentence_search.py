@@ -25,7 +25,7 @@ QUESTIONS = ["A storm hit the city.", "The team won the game.", "He played the v
 def main() -> None:
     model = SentenceTransformer(modules=[ElmoEmbeddings(ELMo.from_pretrained())], device="cpu")
     vectors, questions = (model.encode(texts, convert_to_tensor=True) for texts in (SENTENCES, QUESTIONS))
-    mean = vectors.mean(dim=0)  # vectors of a biLM point much the same way: without it cosines are small, and tell more
+    mean = vectors.mean(dim=0)  # vectors of a biLM have similar directions: without the mean, cosines tell more
     for question, hits in zip(QUESTIONS, semantic_search(questions - mean, vectors - mean, top_k=2), strict=True):
         print(question)
         for hit in hits:

@@ -1,0 +1,42 @@
+"""Files of vectors from Python; the command line has its tests in tests/cli."""
+
+import numpy as np
+import pytest
+
+from elmokit import ELMo
+from elmokit.text import tokenize
+from elmokit.vector_files import VectorFile, Written, format_of, write_vectors
+
+LINES = ["银行, 在河边.", "", "It's a bank."]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenized", "cut"),
+    [
+        ("treebank", False, tokenize),
+        ("characters", False, lambda line: list(line.replace(" ", ""))),
+        ("spaces", False, str.split),
+        ("characters", True, str.split),
+    ],
+)
+def test_lines_are_cut_by_the_tokenizer_of_the_model_unless_they_are_tokenized(
+    tiny_elmo, tmp_path, name, tokenized, cut
+):
+    pretrained = ELMo.from_pretrained(tiny_elmo)
+    model = ELMo(pretrained.bilm, tokenizer=name).eval()
+    tokens = [cut(line) for line in LINES]
+    path = tmp_path / "vectors.npz"
+    written = write_vectors(model, LINES, VectorFile(path, format_of(path), tokenized=tokenized))
+    assert written == Written(len(LINES), sum(map(len, tokens)), 0)
+    with np.load(path) as arrays:
+        for number, expected in enumerate(pretrained.embed(tokens)):
+            np.testing.assert_allclose(arrays[str(number)], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parquet_file_has_the_tokens_of_the_model(tiny_elmo, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    model = ELMo(ELMo.from_pretrained(tiny_elmo).bilm, tokenizer="characters").eval()
+    write_vectors(model, LINES, VectorFile(tmp_path / "vectors.parquet", "parquet", layers="all"))
+    rows = parquet.read_table(tmp_path / "vectors.parquet").to_pylist()
+    assert [row["tokens"] for row in rows] == [list(line.replace(" ", "")) for line in LINES]
+    np.testing.assert_allclose(rows[0]["vectors"], model.embed(LINES[:1], layers="all")[0], rtol=1e-5, atol=1e-6)
