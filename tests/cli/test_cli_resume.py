@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from verbs import FORMATS, assert_same_file, error_of, read_vectors, result_of, run
 
-from elmokit.vector_files import write as output
 from elmokit.cli import main
 from elmokit.model import ELMo
+from elmokit.vector_files import write as output
 
 CHILDREN = """
 import json, os, resource, signal, sys

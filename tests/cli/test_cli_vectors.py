@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_vectors, result_of, run
 
-from elmokit.vector_files import formats
-from elmokit.vector_files import write as output
 from elmokit.model import ELMo
 from elmokit.text import tokenize
+from elmokit.vector_files import formats
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -58,6 +57,12 @@ def test_an_hdf5_file_has_the_layout_of_allennlp(official, folder, text, tmp_pat
         assert file["1"].shape == (3, 0, 10)
         assert file["2"].shape == (3, 4, 10)  # split at spaces alone
         np.testing.assert_allclose(file["2"], official.expected(LINES[2].split()).layers, atol=1e-5)
+
+
+def test_raw_text_is_split_by_the_tokenizer_of_the_model(official, characters_model, text, tmp_path):
+    run("embed", text, tmp_path / "out.npz", "--model", characters_model, "--layers", "-1")
+    expected = [official.expected(list(line.replace(" ", ""))).layers[-1] for line in LINES]
+    assert_same_vectors(read_vectors(tmp_path / "out.npz"), expected)
 
 
 def test_sentences_can_be_forgotten_or_be_keys(folder, tmp_path):

@@ -68,7 +68,7 @@ def test_a_heat_map_has_no_panel_for_an_output_that_no_task_has(trained):
 def test_options_before_the_name_of_a_verb_are_not_lost_in_silence(trained):
     done = CliRunner().invoke(probe, ["--out", str(trained / "out"), "mixes", str(trained / "wnut")])
     assert done.exit_code == 2
-    assert "options of mixes stand behind its name" in done.stderr
+    assert "write the options of mixes after its name" in done.stderr
 
 
 def test_folders_without_mixes_are_named(trained, monkeypatch):
