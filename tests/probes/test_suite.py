@@ -206,7 +206,7 @@ def test_the_verb_says_what_is_wrong_before_it_loads_a_model(folder, tmp_path, m
 
 
 def test_a_device_that_is_not_there_is_named(model_folder):
-    with pytest.raises(ValueError, match="device .nodevice. cannot be used"):
+    with pytest.raises(ValueError, match="device 'nodevice' cannot be used"):
         invoke("--model", model_folder, "--device", "nodevice")
 
 

@@ -20,6 +20,10 @@ OURS = ["ner", "chunking", "pos", "sentiment"]
 DEFAULTS = {name: task.defaults for name, task in TASKS.items()}
 
 
+def test_no_recipe_has_the_name_of_a_task_which_would_hide_it():
+    assert {path.stem for path in RECIPES.glob("*.toml")}.isdisjoint(TASKS)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -205,8 +205,8 @@ def convert(
         raise ValueError(f"{target} is the folder of SRC: name another folder")
     elmo = _read_model(source, layout, softmax, vocabulary)
     # the official format has no lexicon
-    has_twin = not isinstance(layout, OfficialFiles) and elmo.lexicon is None
-    to = to or ("official" if has_twin and dtype is None else "elmokit")
+    is_ours = isinstance(layout, ElmokitFolder) and elmo.lexicon is None
+    to = to or ("official" if is_ours and dtype is None else "elmokit")
     if to == "official":
         elmo.export_hdf5(target)
     else:

@@ -54,6 +54,10 @@ class Engine(Protocol):
         Row b of direction d is active at steps t < lengths[d, b].  Direction 0 runs from step 0 up, direction 1 from
         the row's last active step down.
 
+        Gradients reach inputs, weights and state.  T, B and lengths may be 0; inputs and lengths may be expanded views.
+        On a GPU a call must not wait for the device, because training records it as a CUDA graph.  An engine that
+        cannot run under autocast or torch.compile says so in its `is_available(inputs)`, which `choose` asks.
+
         Args:
             inputs: (D, T, B, P) vectors.
             lengths: (D, B) number of active steps of each row, 0 to T.
