@@ -150,7 +150,7 @@ class Graph:
 
     def several(self, operator: str, *inputs: str | Array, outputs: list[str], **attributes: Any) -> list[str]:
         """Add a node with several outputs; an output that is not used is named ""."""
-        names = [given if isinstance(given, str) else self.constant(given) for given in inputs]
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         self.nodes.append(helper.make_node(operator, names, outputs, **attributes))
         return outputs
 

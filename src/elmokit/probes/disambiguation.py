@@ -67,15 +67,17 @@ def disambiguate(
     """
     if dev not in tests or len(tests) < 2:
         raise ValueError(f"the sets are {', '.join(tests) or 'none'}: expected {dev!r}, which chooses, and one to test")
-    questions = {name: [one for sentence in given for one in sentence.instances] for name, given in tests.items()}
+    questions = {
+        name: [one for sentence in sentences for one in sentence.instances] for name, sentences in tests.items()
+    }
     questions[ALL] = [one for name in tests if name != dev for one in questions[name]]
-    words = {_word(one) for given in questions.values() for one in given}
+    words = {_word(one) for instances in questions.values() for one in instances}
     counts: dict[Word, Counter[str]] = {}
     for sentence in train:
         for one in sentence.instances:
             if _word(one) in words:
                 counts.setdefault(_word(one), Counter()).update(one.senses)
-    asked = [sentence for given in tests.values() for sentence in given]
+    asked = [sentence for sentences in tests.values() for sentence in sentences]
     nearest = _nearest_senses(model, train, asked, counts, progress)
 
     def first_sense(one: SenseInstance) -> str | None:
@@ -88,11 +90,11 @@ def disambiguate(
     def score(answer: Callable[[SenseInstance], str | None]) -> dict[str, float]:
         """F1 of each set; None is a question without an answer."""
         figures = {}
-        for name, given in questions.items():
-            answers = [answer(one) for one in given]
-            right = sum(said in one.senses for said, one in zip(answers, given, strict=True))
-            answered = len(given) - answers.count(None)
-            figures[name] = 200 * right / max(answered + len(given), 1)
+        for name, instances in questions.items():
+            answers = [answer(one) for one in instances]
+            right = sum(said in one.senses for said, one in zip(answers, instances, strict=True))
+            answered = len(instances) - answers.count(None)
+            figures[name] = 200 * right / max(answered + len(instances), 1)
         return figures
 
     def by_layer(row: int) -> Callable[[SenseInstance], str | None]:
@@ -101,8 +103,8 @@ def disambiguate(
     layers = {name: score(by_layer(row)) for row, name in enumerate(layer_names(model))}
     return DisambiguationScores(
         dev=dev,
-        num_instances={name: len(given) for name, given in questions.items()},
-        num_unseen={name: sum(_word(one) not in counts for one in given) for name, given in questions.items()},
+        num_instances={name: len(instances) for name, instances in questions.items()},
+        num_unseen={name: sum(_word(one) not in counts for one in instances) for name, instances in questions.items()},
         first_sense=score(first_sense),
         most_frequent=score(most_frequent),
         layers=layers,

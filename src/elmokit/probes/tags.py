@@ -69,7 +69,7 @@ def probe_tags(
     if not tag_sets:
         raise ValueError("no tag set: pass at least one")
     first, *others = tag_sets
-    splits = {name: (given.train, given.dev, given.test) for name, given in tag_sets.items()}
+    splits = {name: (tags.train, tags.dev, tags.test) for name, tags in tag_sets.items()}
     sentences = [[one.tokens for one in part] for part in splits[first]]
     for name in others:
         if [[one.tokens for one in part] for part in splits[name]] != sentences:
@@ -78,7 +78,7 @@ def probe_tags(
     if 0 in sizes:
         raise ValueError(f"train, dev and test have {sizes} tokens: each needs at least one")
     features = _features(model, [tokens for part in sentences for tokens in part], sizes[0], progress)
-    return {name: _fit(features, given, sizes, [*layer_names(model), MIX]) for name, given in tag_sets.items()}
+    return {name: _fit(features, tags, sizes, [*layer_names(model), MIX]) for name, tags in tag_sets.items()}
 
 
 def most_frequent_tag(train: Sequence[TaggedSentence], test: Sequence[TaggedSentence]) -> float:
@@ -100,8 +100,8 @@ def most_frequent_tag(train: Sequence[TaggedSentence], test: Sequence[TaggedSent
 def _features(model: ELMo, sentences: list[list[str]], num_train: int, progress: Progress | None) -> Tensor:
     """(L+2, N, 2P) in half precision: layers of all tokens, and their mean, standardised on the first `num_train`."""
     starts = np.cumsum([0, *map(len, sentences)])
-    num_layers = model.config.num_layers + 1
-    shape = (num_layers + 1, int(starts[-1]), 2 * model.config.projection_dim)
+    num_layers = model.num_layers
+    shape = (num_layers + 1, int(starts[-1]), model.dim)
     features = torch.empty(shape, dtype=torch.float16, device=model.device)
     for number, vectors in sentence_vectors(model, sentences, progress=progress):
         here = slice(starts[number], starts[number + 1])
@@ -130,9 +130,9 @@ def _fit(features: Tensor, splits: TaggedSplits, sizes: list[int], names: list[s
     generator = torch.Generator().manual_seed(0)
 
     def classify(rows: Tensor) -> Tensor:
-        given = features.index_select(1, rows).float()  # (L+2, B, 2P)
-        mixed = torch.einsum("l,lbd->bd", mix.softmax(dim=0), given[:-1])
-        return torch.baddbmm(bias, torch.cat([given, mixed.unsqueeze(0)]), weight)  # (L+3, B, tags)
+        inputs = features.index_select(1, rows).float()  # (L+2, B, 2P)
+        mixed = torch.einsum("l,lbd->bd", mix.softmax(dim=0), inputs[:-1])
+        return torch.baddbmm(bias, torch.cat([inputs, mixed.unsqueeze(0)]), weight)  # (L+3, B, tags)
 
     @torch.no_grad()
     def accuracy(begin: int, end: int) -> list[float]:
