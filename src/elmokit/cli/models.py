@@ -191,7 +191,7 @@ def convert(
     vocabulary.txt of an official folder are converted too. The official format does not hold the weights of mixes.
     """
     from elmokit.storage import names
-    from elmokit.storage.layouts import CARD_FILE, ELMOKIT_FILES, OFFICIAL_FILES, OfficialFiles
+    from elmokit.storage.layouts import CARD_FILE, ELMOKIT_FILES, OFFICIAL_FILES, ElmokitFolder
 
     if dtype is not None and to == "official":
         raise ValueError(f"--dtype {dtype} is for --to elmokit; the official format is float32: leave one of them out")
