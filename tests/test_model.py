@@ -537,6 +537,8 @@ def test_the_digest_is_that_of_all_that_makes_the_vectors():
         model.bilm = quantized(model.bilm)
     different = [
         tiny(),
+        tiny(tokenizer="spaces"),
+        tiny(tokenizer="characters"),
         tiny().double(),
         other,
         rounded,

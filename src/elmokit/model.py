@@ -36,6 +36,7 @@ from elmokit.storage.folder import ModelFiles
 from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE
 from elmokit.storage.official import read_official_model, write_official, write_softmax, write_token_embeddings
 from elmokit.text import (
+    TREEBANK,
     Lexicon,
     Tokenizer,
     TokenizerName,
@@ -601,8 +602,9 @@ class ELMo(nn.Module):
         return self.bilm.config.num_words is not None
 
     def digest(self) -> str:
-        """The SHA-256 of all that makes the vectors: sizes, weights, and the words that are known by number."""
-        return sha256_of_json([self.bilm.digest(), *self.word_ids.known])
+        """The SHA-256 of all that makes the vectors: sizes, weights, words that are known by number, the tokenizer."""
+        tokenizer = [] if self.tokenizer == TREEBANK else [self.tokenizer.name]  # models of 0.1 keep their digests
+        return sha256_of_json([self.bilm.digest(), *self.word_ids.known, *tokenizer])
 
     def _run(
         self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool

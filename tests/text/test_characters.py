@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.tokenize import NLTKWordTokenizer
 
-from elmokit.text import as_tokens, batch_to_ids, tokenize, tokenize_sentences, tokenize_with_offsets, words_to_ids
+from elmokit.text import TREEBANK, as_tokens, batch_to_ids, tokenize, words_to_ids
 from elmokit.text import tokens as characters
 
 NLTK = NLTKWordTokenizer()
@@ -71,7 +71,7 @@ def test_text_is_split_by_the_treebank_rules_and_keeps_its_characters(text: str,
 @given(st.lists(st.sampled_from(ATOMS), max_size=12).map("".join))
 @settings(max_examples=150)
 def test_tokens_and_offsets_equal_nltk_on_pieces_that_its_rules_look_at(text: str) -> None:
-    assert tokenize_with_offsets(text) == nltk_tokens(text)
+    assert TREEBANK.with_offsets(text) == nltk_tokens(text)
 
 
 @given(
@@ -87,20 +87,20 @@ def test_tokens_and_offsets_equal_nltk_on_pieces_that_its_rules_look_at(text: st
 )
 @settings(max_examples=150)
 def test_tokens_and_offsets_equal_nltk_on_words_dressed_in_punctuation(text: str) -> None:
-    assert tokenize_with_offsets(text) == nltk_tokens(text)
+    assert TREEBANK.with_offsets(text) == nltk_tokens(text)
 
 
 def test_tokens_and_offsets_equal_nltk_on_thousands_of_random_strings() -> None:
     rng = random.Random(0)
     for _ in range(5000):
         text = "".join(rng.choices(ATOMS, k=rng.randint(1, 10)))
-        assert tokenize_with_offsets(text) == nltk_tokens(text)
+        assert TREEBANK.with_offsets(text) == nltk_tokens(text)
 
 
 @given(st.text())
 @settings(max_examples=150)
 def test_every_string_is_tokenized_and_only_whitespace_is_left_out(text: str) -> None:
-    tokens = tokenize_with_offsets(text)
+    tokens = TREEBANK.with_offsets(text)
     assert [token.text for token in tokens] == [text[token.start : token.end] for token in tokens] == tokenize(text)
     assert "".join(token.text for token in tokens) == "".join(text.split())
 
@@ -108,7 +108,7 @@ def test_every_string_is_tokenized_and_only_whitespace_is_left_out(text: str) ->
 @pytest.mark.parametrize("name", ["heldout-wiki.txt", "heldout-books.txt"])
 def test_every_line_of_running_text_is_tokenized_as_by_nltk(data: Path, name: str, no_memory: None) -> None:
     for line in (data / "pretrain" / name).read_text(encoding="utf-8").splitlines():
-        assert tokenize_with_offsets(line) == nltk_tokens(line)
+        assert TREEBANK.with_offsets(line) == nltk_tokens(line)
 
 
 def test_the_word_characters_around_an_apostrophe_are_those_of_nltk() -> None:
@@ -122,7 +122,7 @@ def test_the_word_characters_around_an_apostrophe_are_those_of_nltk() -> None:
 @pytest.mark.parametrize("text", ["", " ", "\t\n \u3000", "\x1c"])
 def test_blank_text_has_no_tokens(text: str) -> None:
     assert tokenize(text) == []
-    assert tokenize_with_offsets(text) == []
+    assert TREEBANK.with_offsets(text) == []
 
 
 def test_what_is_remembered_stays_within_bounds(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_what_is_remembered_stays_within_bounds(no_memory: None, monkeypatch: py
     text = " ".join(["a", *(f"word{number}," for number in range(35)), "x" * 1000, "b"])
     expected = nltk_tokens(text)
     for _ in range(2):
-        assert tokenize_with_offsets(text) == expected
+        assert TREEBANK.with_offsets(text) == expected
         assert 0 < len(characters._inside) <= 10
     assert "x" * 1000 not in characters._inside
 
@@ -181,7 +181,7 @@ def test_tokenizing_and_encoding_need_neither_torch_nor_nltk() -> None:
     ],
 )
 def test_a_text_is_cut_into_sentences_where_a_reader_would_cut_it(text: str, sentences: list[str]) -> None:
-    found = tokenize_sentences(text)
+    found = TREEBANK.sentences(text)
     assert [" ".join(token.text for token in sentence) for sentence in found] == sentences
     assert all(text[token.start : token.end] == token.text for sentence in found for token in sentence)
 
@@ -190,7 +190,7 @@ def test_a_text_is_cut_into_sentences_where_a_reader_would_cut_it(text: str, sen
 def test_cutting_into_sentences_loses_nothing_but_space(seed: int) -> None:
     chance = random.Random(seed)
     text = "".join(chance.choice(["A", "b", ".", "! ", " ", "\n\n", '"', "Mr", ". ", "é", "\u2028"]) for _ in range(60))
-    tokens = [token for sentence in tokenize_sentences(text) for token in sentence]
+    tokens = [token for sentence in TREEBANK.sentences(text) for token in sentence]
     assert tokens == sorted(tokens, key=lambda token: token.start)
     assert "".join(token.text for token in tokens) == "".join(text.split())
 

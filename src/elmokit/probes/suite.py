@@ -28,7 +28,7 @@ import torch
 
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
-from elmokit.corpus.sources import Tokenized
+from elmokit.corpus.sources import tokenized_of
 from elmokit.datasets import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 from elmokit.files import replacing, sha256_of
 from elmokit.inference.scores import Perplexity
@@ -39,11 +39,8 @@ from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import Progress, layer_names
-from elmokit.text import TokenizerName
 
 PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
-TOKENIZED: Mapping[TokenizerName, Tokenized] = {"treebank": False, "spaces": True, "characters": "characters"}
-"""A model's tokenizer -> `tokenized=` of `elmokit.corpus.prepare`."""
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
 # Misspelled, inflected by analogy, or made up; chosen before any model was tried.
 NEW_WORDS = ("goverment", "definately", "Frnace", "beautifull", "untouristy", "googling", "Smithville", "re-electable")
@@ -243,7 +240,7 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
             str(path),
             folder,
             vocabulary=vocabulary,
-            tokenized=TOKENIZED[model.tokenizer.name],
+            tokenized=tokenized_of(model.tokenizer.name),
             max_characters=model.config.max_characters,
             progress=progress,
         )

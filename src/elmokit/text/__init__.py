@@ -34,8 +34,6 @@ from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
 from elmokit.text.tokens import tokenize
 from elmokit.text.vocabulary import Vocabulary
 
-tokenize_with_offsets, tokenize_sentences = TREEBANK.with_offsets, TREEBANK.sentences
-
 __all__ = [
     "BOS",
     "BOS_TOKEN",
