@@ -408,7 +408,7 @@ def test_bad_input_is_named(in_process, model, tmp_path, name, content, message)
         (["in.txt", "out.hdf5", "--ray"], "Ray's workers write Parquet, not hdf5"),
         (["-", "out.parquet", "--ray"], "name a file"),
         (["in.txt", "out.parquet", "--ray", "local", "--device", "cuda:1"], "Ray chooses the GPU"),
-        (["in.txt", "out.parquet", "--workers", "2"], "--workers 2 is for --ray"),
+        (["in.txt", "out.parquet", "--workers", "2"], "--workers 2 needs --ray: add --ray, or leave --workers out"),
     ],
 )
 def test_the_verb_says_what_goes_with_ray(options, message, text, tiny_elmo, monkeypatch):

@@ -23,7 +23,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +59,7 @@ def pretrain(
     heldout: Paths | None = None,
     model: BiLMConfig | None = None,
     on_progress: OnProgress | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> PretrainResult:
     """Train a biLM on text, or resume the run in `out`.
 
@@ -91,7 +90,7 @@ def finetune(
     out: str | os.PathLike[str],
     heldout: Paths | None = None,
     on_progress: OnProgress | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> PretrainResult:
     """Continue training a model on other text.
 
