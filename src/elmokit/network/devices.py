@@ -22,7 +22,10 @@ def find_device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+        elif (device.index or 0) >= torch.cuda.device_count():  # asked without touching a GPU, which others may use
+            raise RuntimeError(f"torch sees {torch.cuda.device_count()} GPUs")
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f'device {str(name)!r} cannot be used ({str(error).splitlines()[0]}): use "cpu", "cuda", "cuda:1" or "auto"'
