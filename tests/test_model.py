@@ -15,7 +15,7 @@ from elmokit import BiLM, BiLMConfig, ELMo, batch_to_ids, kernels
 from elmokit.inference import runner
 from elmokit.network import OutputLayer, lstm
 from elmokit.network.int8 import quantized
-from elmokit.text import Lexicon, Vocabulary
+from elmokit.text import Lexicon, Tokenizer, Vocabulary
 
 SENTENCES = [
     ["The", "bank", "lent", "money", "."],
@@ -513,6 +513,14 @@ def test_words_are_read_once_and_again_when_the_weights_change(monkeypatch):
 def test_progress_is_shown_where_asked(capsys):
     tiny().embed(["a", "b"], show_progress=True)
     assert "sentences" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_set_later_cuts_every_string():
+    model, characters = tiny(), tiny(tokenizer="characters")
+    model.tokenizer = Tokenizer("characters")
+    assert_same(model.embed(["the bank"]), characters.embed(["the bank"]))
+    assert model.to_ids(["the bank"]).shape[1] == len("thebank")
+    assert model.digest() == characters.digest()
 
 
 # ---- the digest ------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from elmokit.text import (
     Tokenizer,
     TokenizerName,
     Vocabulary,
+    WordIds,
     as_list,
     as_tokens,
     make_word_ids,
@@ -109,13 +110,11 @@ class ELMo(nn.Module):
         self.output_layer = output_layer
         self.vocabulary = vocabulary
         self.lexicon = lexicon
-        self.tokenizer = Tokenizer(tokenizer)
         self.freeze, self.layer_norm, self.keep_boundaries = freeze, layer_norm, keep_boundaries
         for module in (bilm, output_layer):
             if module is not None:
                 module.requires_grad_(not freeze)
-        self.word_ids = make_word_ids(bilm.config, vocabulary, lexicon)
-        self._runner = Runner(self.word_ids, self.tokenizer, state)
+        self._runner = Runner(make_word_ids(bilm.config, vocabulary, lexicon), Tokenizer(tokenizer), state)
 
     # ---- from and to files -------------------------------------------------------------------------------------------
 
@@ -586,6 +585,20 @@ class ELMo(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.bilm.parameters()).device
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """How strings are cut into tokens."""
+        return self._runner.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        self._runner.tokenizer = tokenizer
+
+    @property
+    def word_ids(self) -> WordIds:
+        """How words become the ids that the biLM reads."""
+        return self._runner.word_ids
 
     @property
     def state(self) -> StateRule:
