@@ -1,6 +1,7 @@
 """Other models and fine-tuning: word-level models, Chinese, the tokenizer of a model, weights of a given model."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def test_fine_tuning_continues_from_weights_softmax_and_vocabulary(finished, tex
     # nothing was learned at that rate: the model is the one that was given
     assert tuned.last.both == pytest.approx(result.best.both, rel=1e-3)
     assert load(tmp_path / "tuned").vocabulary.digest == load(result.folder).vocabulary.digest
+
+
+def test_a_training_split_into_runs_counts_its_steps_through(finished, text, tmp_path):
+    result, _, _ = finished
+    settings = {**SETTINGS, "steps": 10, "first_step": 6, "log_every": 1}
+    rest = finetune(result.folder, **text, out=tmp_path / "rest", **settings)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "rest" / "metrics.jsonl").read_text().splitlines()]
+    assert (rest.step, rest.num_steps, sorted(set(steps))) == (10, 10, [7, 8, 9, 10])
+    with pytest.raises(ValueError, match="first_step is 6, but the weights are random: call `finetune`"):
+        pretrain(**text, model=MODEL, out=tmp_path / "random", **settings)
 
 
 def test_fine_tuning_an_official_model_starts_a_new_softmax(official_model, text, tmp_path):

@@ -103,3 +103,14 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
     assert learning_rates == pytest.approx([0.25, 0.5, 1.0, 0.1 + 0.9 * 0.5, 0.1])
     constant = dataclasses.replace(settings, warmup_steps=0, final_rate=1.0)
     assert {rates_at(constant, step, 12).learning_rate for step in (1, 5, 12)} == {1.0}
+
+
+def test_a_run_that_starts_at_a_later_step_has_the_rates_of_that_part_of_the_schedule():
+    whole = config(learning_rate=1.0, warmup_steps=4, steps=40)
+    rest = dataclasses.replace(whole, first_step=20)
+    for step in range(24, 41):
+        assert rates_at(rest, step, 40).learning_rate == rates_at(whole, step, 40).learning_rate
+    assert rates_at(rest, 22, 40).learning_rate == pytest.approx(0.5 * rates_at(whole, 22, 40).learning_rate)
+    assert [rates_at(rest, step, 40).step for step in (21, 40)] == [1, 20]  # AdamW's means start anew
+    with pytest.raises(ValueError, match="first_step is 20: set steps to a larger number, not 20"):
+        dataclasses.replace(rest, steps=20)

@@ -43,7 +43,7 @@ def check_recipe(path: Path, config: PretrainConfig, model: BiLMConfig) -> None:
     """
     recipe = recipe_of(config, model)
     if path.exists():
-        before = read_json(path)
+        before = {"first_step": 0, **read_json(path)}  # runs of earlier versions do not have the setting
         for name in sorted({*recipe, *before} - MAY_CHANGE):
             if recipe.get(name) != before.get(name):
                 raise ValueError(

@@ -144,6 +144,10 @@ def run_recipe(
         OSError: As for `pretrain`.
     """
     check_tokenizer(config, initial)
+    if config.first_step and initial is None:
+        raise ValueError(
+            f"first_step is {config.first_step}, but the weights are random: call `finetune` with a trained model"
+        )
     with join_processes(config.device) as processes:
         if config.batch_size % processes.world_size:
             raise ValueError(
@@ -192,7 +196,7 @@ class _Run:
         language_model = make_model(config, self.model_config, initial, self.data.vocabulary)
         self.learner = Learner(language_model, config, processes)
         self.snapshots = Snapshots(self.out / "checkpoints")
-        self.state = TrainingState()
+        self.state = TrainingState(step=config.first_step)
         self.position = self.streams.state
         self._last_log = (0, time.perf_counter())
 

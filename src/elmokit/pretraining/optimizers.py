@@ -29,7 +29,7 @@ class Rates:
     """The numbers of an update that depend on the step."""
 
     step: int
-    """Number of the update, from 1."""
+    """Number of the update in this run, from 1."""
     learning_rate: float
     output_learning_rate: float
     """Learning rate of the output layer under the sampled softmax."""
@@ -42,16 +42,17 @@ def rates_at(config: PretrainConfig, step: int, num_steps: int) -> Rates:
 
     Args:
         config: Settings of the run.
-        step: Number of the update, from 1.
-        num_steps: Number of updates of the run.
+        step: Number of the update, from `first_step` + 1.
+        num_steps: Number of updates of the complete training.
     """
-    warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+    own_step = step - config.first_step
+    warmup = min(1.0, own_step / config.warmup_steps) if config.warmup_steps else 1.0
     progress = min(1.0, max(0, step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
     factor = warmup * (config.final_rate + (1 - config.final_rate) * 0.5 * (1 + math.cos(math.pi * progress)))
     output_rate = config.learning_rate if config.output_learning_rate is None else config.output_learning_rate
     # a smaller decay in the first steps: the average forgets the initial weights sooner
-    decay = 0.0 if config.ema_decay is None else min(config.ema_decay, step / (step + 10))
-    return Rates(step, config.learning_rate * factor, output_rate * factor, 1 - decay)
+    decay = 0.0 if config.ema_decay is None else min(config.ema_decay, own_step / (own_step + 10))
+    return Rates(own_step, config.learning_rate * factor, output_rate * factor, 1 - decay)
 
 
 class FlatParameters:

@@ -54,6 +54,9 @@ class PretrainConfig:
     """Number of updates. Default: as many as `epochs` need."""
     epochs: float = 10.0
     """Number of passes over the training text. Ignored if `steps` is set."""
+    first_step: int = 0
+    """Number of updates that the initial weights already had, when a training of `steps` updates is split into runs on
+    different machines: the run starts at this point of the schedule, after a warm-up of its own."""
 
     loss: Literal["sampled", "full"] = "sampled"
     """"sampled": softmax over the target and `num_negatives` sampled words. "full": over the vocabulary."""
@@ -114,6 +117,7 @@ class PretrainConfig:
         check_types(self)
         lower_bounds = {
             "batch_size": 1, "unroll": 1, "accumulation": 1, "num_negatives": 1, "min_count": 1, "warmup_steps": 0,
+            "first_step": 0,
             "eval_every": 1, "eval_batch_size": 1, "checkpoint_every": 1, "log_every": 1, "seed": 0, "weight_decay": 0,
             "steps": 1, "patience": 1, "vocabulary_size": 4, "initial_accumulator": 0, "eps": 0,
         }  # fmt: skip
@@ -136,6 +140,8 @@ class PretrainConfig:
         for name in ("train", "out", "heldout"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: name a file or a folder")
+        if self.first_step and (self.steps is None or self.first_step >= self.steps):
+            raise ValueError(f"first_step is {self.first_step}: set steps to a larger number, not {self.steps}")
         if self.patience is not None and self.heldout is None:
             raise ValueError(f"patience is {self.patience}, but heldout is not set: patience needs held-out text")
 
