@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from task_examples import SUFFIX, write_examples
 
-from elmokit.tasks import TaskConfig
+from elmokit.tasks import TASKS, TaskConfig
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +18,8 @@ def small(tmp_path, tiny_elmo, cache):
     """small(task, **changes): the config of a small training on ten examples."""
 
     def make(task: str = "ner", **changes: object) -> TaskConfig:
+        for module in TASKS[task].requirements:
+            pytest.importorskip(module, reason=f"the task {task} needs {module}")
         file = tmp_path / f"train{SUFFIX[task]}"
         if not file.exists():
             write_examples(task, file)
