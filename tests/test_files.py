@@ -4,15 +4,17 @@ import errno
 import hashlib
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from elmokit import files
-from elmokit.files import locked, replacing, replacing_together, sha256_of, sha256_of_json, write_json
+from elmokit.files import claimed, locked, replacing, replacing_together, sha256_of, sha256_of_json, write_json
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -191,3 +193,69 @@ def test_without_flock_nothing_is_locked(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     with locked(tmp_path / "lock", wait=False), locked(tmp_path / "lock", wait=False):
         pass
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+CLAIM = """
+import sys
+from pathlib import Path
+from elmokit.files import claimed
+with claimed(Path(sys.argv[1])):
+    print("claimed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "is killed"])
+def test_a_claim_names_the_process_that_holds_it_until_that_ends_or_is_killed(tmp_path, ends):
+    target = tmp_path / "out.npz"
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "claimed\n"
+        holder = (
+            rf"\(process {other.pid} on {socket.gethostname()}, since {time.strftime('%Y')}-\d\d-\d\d \d\d:\d\d:\d\d\)"
+        )
+        message = rf"out\.npz: another process is writing it {holder}: wait"
+        for _ in range(2):  # who is refused leaves the claim as it is
+            with pytest.raises(ValueError, match=message), claimed(target):
+                pytest.fail("got the claim")
+        if ends:
+            other.stdin.write("\n")
+            other.stdin.flush()
+        else:
+            other.kill()
+        other.wait()
+    with claimed(target), claimed(tmp_path / "another.npz"):
+        assert not target.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_ends_with_an_error_too_and_what_a_lock_file_holds_does_not_matter(tmp_path):
+    (tmp_path / ".out.lock").write_text("torn")
+    with pytest.raises(KeyError), claimed(tmp_path / "out"):
+        raise KeyError
+    with claimed(tmp_path / "out", lock=tmp_path / "elsewhere"):
+        assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")
+def test_a_claim_on_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    with claimed(tmp_path / "out"):
+        assert "out cannot be locked ([Errno 37] No locks available)" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_flock_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    with claimed(tmp_path / "out"), claimed(tmp_path / "out"):
+        assert list(tmp_path.iterdir()) == []

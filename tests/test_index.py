@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -316,6 +317,43 @@ def test_two_do_not_add_at_once_and_a_reader_sees_what_is_committed(model, tmp_p
             WordIndex.open(tmp_path / "store").add(model, [["a"]])
 
     store.add(model, random_sentences(40), progress=meanwhile)
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")
+def test_who_adds_is_named_to_the_next_one(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model)
+
+    def meanwhile(done, total):
+        holder = rf"\(process {os.getpid()} on .*, since .*\)"
+        with pytest.raises(ValueError, match=f"process is adding to this index {holder}"):
+            store.add(model, [["a"]])
+
+    store.add(model, random_sentences(40), progress=meanwhile)
+    assert not (tmp_path / "store" / ".lock").exists()
+
+
+def test_two_that_create_an_index_at_once_do_not_mix_their_settings(model, tmp_path, monkeypatch):
+    """The second one creates it after the first one has seen that there is none."""
+    digest = ELMo.digest
+
+    def slow_digest(self):
+        monkeypatch.setattr(ELMo, "digest", digest)
+        WordIndex.create(tmp_path / "store", model, layer="top")
+        return digest(self)
+
+    monkeypatch.setattr(ELMo, "digest", slow_digest)
+    with pytest.raises(ValueError, match="an index already exists"):
+        WordIndex.create(tmp_path / "store", model, layer=0)
+    assert WordIndex.open(tmp_path / "store").settings.layer == "top"
+
+
+def test_an_index_that_was_replaced_by_another_one_is_not_added_to(model, tmp_path):
+    old = WordIndex.create(tmp_path / "store", model, layer=0)
+    shutil.rmtree(tmp_path / "store")
+    WordIndex.create(tmp_path / "store", model, layer="top")
+    with pytest.raises(ValueError, match="replaced by another one: open it again"):
+        old.add(model, [["a"]])
+    assert len(WordIndex.open(tmp_path / "store")) == 0
 
 
 @pytest.mark.parametrize("name", DATA_FILES)

@@ -40,3 +40,19 @@ def test_a_parquet_file_has_the_tokens_of_the_model(tiny_elmo, tmp_path):
     rows = parquet.read_table(tmp_path / "vectors.parquet").to_pylist()
     assert [row["tokens"] for row in rows] == [list(line.replace(" ", "")) for line in LINES]
     np.testing.assert_allclose(rows[0]["vectors"], model.embed(LINES[:1], layers="all")[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_carries_its_state_is_refused(tiny_elmo, tmp_path):
+    """What an earlier run has done is not read again, so that the state after it is not known."""
+    model = ELMo.from_pretrained(tiny_elmo, state="carry")
+    with pytest.raises(ValueError, match='load it with state="stateless"'):
+        write_vectors(model, LINES, VectorFile(tmp_path / "vectors.npz", "npz"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_exists_is_replaced_only_where_asked(tiny_elmo, tmp_path):
+    model, file = ELMo.from_pretrained(tiny_elmo), VectorFile(tmp_path / "vectors.npz", "npz")
+    write_vectors(model, LINES, file)
+    with pytest.raises(ValueError, match=r"vectors\.npz already exists"):
+        write_vectors(model, LINES[:1], file)
+    assert write_vectors(model, LINES[:1], file, overwrite=True).num_sentences == 1

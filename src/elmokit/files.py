@@ -7,11 +7,14 @@ its content is on disk; the SHA-256 of a file; a lock that other processes respe
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ except ImportError:  # Windows has no flock: locks do nothing there
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of file systems that have no flock
 
 
 @contextlib.contextmanager
@@ -131,6 +136,57 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def claimed(target: Path, *, lock: Path | None = None, doing: str = "writing it") -> Iterator[None]:
+    """Let one process at a time write a file or a folder.
+
+    The lock file says which process writes. A lock of a process that was killed does not count.
+
+    Args:
+        target: What is written.
+        lock: The lock file, which is removed at the end. Default: `.NAME.lock` beside `target`.
+        doing: What the other process is doing, for the message.
+
+    Raises:
+        ValueError: If another process writes `target`. The message names the process, its host and when it began.
+        OSError: If the lock file cannot be created.
+    """
+    if fcntl is None:
+        yield
+        return
+    path = target.with_name(f".{target.name}.lock") if lock is None else lock
+    try:
+        handle = _open_locked(path, wait=False)
+    except BlockingIOError:
+        raise ValueError(
+            f"{target}: another process is {doing}{_holder(path)}: wait until it ends, or use another path"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s cannot be locked (%s): do not write it from two processes at once", target, error)
+        path.unlink(missing_ok=True)
+        yield
+        return
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the lock ends: a process that waits for it then opens a new file
+        os.close(handle)
+
+
+def _holder(path: Path) -> str:
+    """The process that a lock file names; "" if it has just begun or ended."""
+    try:
+        holder = json.loads(path.read_bytes())
+        return f" (process {holder['pid']} on {holder['host']}, since {holder['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _open_locked(path: Path, wait: bool) -> int:

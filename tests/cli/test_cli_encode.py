@@ -1,5 +1,6 @@
 """encode: one row per line, in every format, atomically."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -171,6 +172,22 @@ def test_encode_says_in_one_line_what_is_wrong(arguments, message, folder, text,
         arguments = [*arguments, "--model", str(folder)]
     assert message in error_of("encode", *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
+def test_two_encode_the_same_output_one_after_the_other(folder, text, tmp_path, monkeypatch):
+    arguments = ["encode", text, tmp_path / "out.npy", "--model", folder]
+    encode, messages = ELMo.encode, []
+
+    def encode_beside_another(self, *args, **kwargs):
+        monkeypatch.setattr(ELMo, "encode", encode)
+        messages.append(error_of(*arguments, "--layers", "top", "--overwrite"))
+        return encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(ELMo, "encode", encode_beside_another)
+    run(*arguments)
+    assert f"out.npy: another process is writing it (process {os.getpid()} on " in messages[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.npy"]
+    assert "out.npy already exists" in error_of(*arguments)
 
 
 def test_parquet_without_pyarrow_names_the_extra_before_the_model_is_loaded(text, tmp_path, monkeypatch):

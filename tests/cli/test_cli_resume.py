@@ -257,6 +257,47 @@ def test_a_damaged_job_file_is_an_error_and_a_missing_one_starts_over(folder, lo
     assert result_of(*arguments)["num_resumed"] == 0
 
 
+@pytest.mark.parametrize("change", [["--layers", "top"], ["--layers", "top", "--overwrite"], []])
+def test_two_runs_with_one_output_do_not_mix(change, folder, long_text, tmp_path, monkeypatch):
+    """The second run begins while the first one embeds its third part."""
+    monkeypatch.setattr(output, "PART_LINES", 2)
+    arguments = ["embed", long_text, tmp_path / "out.npz", "--model", folder]
+    run("embed", long_text, tmp_path / "alone.npz", "--model", folder)
+    embed, num_calls, messages = ELMo.embed, 0, []
+
+    def embed_beside_another(self: ELMo, *args: Any, **kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            with monkeypatch.context() as patch:
+                patch.setattr(ELMo, "embed", embed)
+                messages.append(error_of(*arguments, *change))
+        return embed(self, *args, **kwargs)
+
+    monkeypatch.setattr(ELMo, "embed", embed_beside_another)
+    run(*arguments)
+    assert f"out.npz: another process is writing it (process {os.getpid()} on " in messages[0]
+    assert messages[0].endswith(": wait until it ends, or use another path")
+    assert_same_file(tmp_path / "out.npz", tmp_path / "alone.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.npz", "in.txt", "out.npz"]
+
+
+def test_a_run_does_not_replace_a_file_that_another_run_wrote_meanwhile(folder, long_text, tmp_path, monkeypatch):
+    """The other run writes it after this one has seen that there is none, while its model is loaded."""
+    arguments = ["embed", long_text, tmp_path / "out.npz", "--model", folder]
+    from_pretrained = ELMo.from_pretrained
+
+    def load_slowly(*args: Any, **kwargs: Any) -> ELMo:
+        monkeypatch.setattr(ELMo, "from_pretrained", from_pretrained)
+        run(*arguments)
+        return from_pretrained(*args, **kwargs)
+
+    monkeypatch.setattr(ELMo, "from_pretrained", load_slowly)
+    assert "out.npz already exists" in error_of(*arguments, "--layers", "top")
+    run("embed", long_text, tmp_path / "alone.npz", "--model", folder)
+    assert_same_file(tmp_path / "out.npz", tmp_path / "alone.npz")
+
+
 def test_a_long_line_is_a_part_by_itself_and_parts_are_bounded_in_bytes(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "PART_BYTES", 4 * 10 * 4)  # four tokens
     lines = ["a b", "c d", "e", "f g h i j k", "", "l m n o"]

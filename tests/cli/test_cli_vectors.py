@@ -6,11 +6,11 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_vectors, result_of, run
+from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_tokens, read_vectors, result_of, run
 
 from elmokit.model import ELMo
 from elmokit.text import tokenize
-from elmokit.vector_files import formats
+from elmokit.vector_files import formats, write
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -90,6 +90,39 @@ def test_lines_that_cannot_be_keys_are_named(lines, message, folder, tmp_path):
     found = error_of("embed", "-", tmp_path / "o.h5", "--model", folder, "--use-sentence-keys", text=lines)
     assert message in found
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("gzip", [False, True])
+def test_every_format_holds_the_tokens_of_every_line(kind, gzip, folder, tmp_path, monkeypatch):
+    if kind == "safetensors" and gzip:
+        pytest.skip("safetensors files are never compressed")
+    monkeypatch.setattr(write, "PART_LINES", 2)
+    lines = ["She's \"here\", isn't she?", "", "银行 🏦 caf\u0065\u0301", "nul\0 [x] \\ \t .", "long " * 20_000, "end."]
+    options = ["--compression", "gzip"] if gzip else []
+    run("embed", "-", tmp_path / f"out.{kind}", "--model", folder, *options, text="\n".join(lines))
+    tokens = read_tokens(tmp_path / f"out.{kind}")
+    assert tokens == [tokenize(line) for line in lines]
+    vectors = read_vectors(tmp_path / f"out.{kind}")
+    assert [len(vectors[number]) for number in range(len(lines))] == [len(words) for words in tokens]
+
+
+def test_tokens_of_tokenized_text_are_those_between_spaces(folder, tmp_path):
+    run("embed", "-", tmp_path / "out.npz", "--model", folder, "--tokenized", text="isn't it?\n")
+    assert read_tokens(tmp_path / "out.npz") == [["isn't", "it?"]]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_lines_have_no_tokens(kind, folder, tmp_path):
+    run("embed", "-", tmp_path / f"out.{kind}", "--model", folder, text="")
+    assert read_tokens(tmp_path / f"out.{kind}") == []
+
+
+def test_forgotten_sentences_leave_no_text_in_the_file(folder, tmp_path):
+    run("embed", "-", tmp_path / "out.hdf5", "--model", folder, "--forget-sentences", text="secret words\n")
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert (sorted(file), dict(file.attrs)) == (["0"], {})
+    assert b"secret" not in (tmp_path / "out.hdf5").read_bytes()
 
 
 def test_a_parquet_row_has_the_line_and_its_tokens(folder, text, tmp_path):

@@ -48,13 +48,29 @@ def read_vectors(path: Path) -> dict[int, np.ndarray]:
             return {int(key): file[key][()] for key in file if key.isdecimal()}
     if kind == "npz":
         with np.load(path) as arrays:
-            return {int(key): arrays[key] for key in arrays}
+            return {int(key): arrays[key] for key in arrays if key != "tokens"}
     if kind == "safetensors":
-        return {int(key): array for key, array in safetensors.numpy.load_file(path).items()}
+        return {int(key): array for key, array in safetensors.numpy.load_file(path).items() if key != "tokens"}
     import pyarrow.parquet
 
     rows = pyarrow.parquet.read_table(path).to_pylist()
     return {row["line"]: np.array(row["vectors"]) for row in rows}
+
+
+def read_tokens(path: Path) -> list[list[str]]:
+    """The tokens of every line of a file, read by the library that the format belongs to."""
+    kind = path.suffix[1:]
+    if kind == "hdf5":
+        with h5py.File(path) as file:
+            return json.loads(file.attrs["tokens"])
+    if kind == "npz":
+        with np.load(path) as arrays:
+            return json.loads(arrays["tokens"].tobytes())
+    if kind == "safetensors":
+        return json.loads(safetensors.numpy.load_file(path)["tokens"].tobytes())
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path)["tokens"].to_pylist()
 
 
 def assert_same_file(found: Path, expected: Path) -> None:
@@ -63,6 +79,7 @@ def assert_same_file(found: Path, expected: Path) -> None:
     assert list(one) == list(other)
     for line, vectors in one.items():
         np.testing.assert_allclose(vectors, other[line], atol=1e-6, rtol=0)
+    assert read_tokens(found) == read_tokens(expected)
     assert found.stat().st_size == expected.stat().st_size
 
 

@@ -152,6 +152,17 @@ def check_new_file(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
+def new_file(path: Path, overwrite: bool) -> Iterator[None]:
+    """Check that a file may be written, and keep other processes from writing it in the meantime."""
+    from elmokit.files import claimed
+
+    check_new_file(path, overwrite=True)  # else there is no folder for the lock
+    with claimed(path):
+        check_new_file(path, overwrite)
+        yield
+
+
+@contextmanager
 def open_input(path: str) -> Iterator[tuple[IO[bytes], int | None]]:
     """A file to read and its size in bytes; `-` is standard input, whose size is not known."""
     if path == "-":

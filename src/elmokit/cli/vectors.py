@@ -19,6 +19,7 @@ from elmokit.cli.terminal import (
     layers_option,
     load_model,
     model_option,
+    new_file,
     open_input,
     overwrite_option,
     print_result,
@@ -60,7 +61,7 @@ STANDARD_INPUT = "standard input"
 )
 @tokenized_option
 @batch_size_option
-@click.option("--forget-sentences", is_flag=True, help="HDF5: do not write sentence_to_index.")
+@click.option("--forget-sentences", is_flag=True, help="HDF5: write no text: no sentence_to_index, no tokens.")
 @click.option("--use-sentence-keys", is_flag=True, help="HDF5: use each sentence as the name of its dataset.")
 @click.option(
     "--ray",
@@ -214,8 +215,7 @@ def encode(
     from elmokit.vector_files import read_lines
 
     file = MatrixFile(target, file_format or format_of(target), dtype)
-    check_new_file(target, overwrite)
-    with open_input(source) as (stream, size):
+    with new_file(target, overwrite), open_input(source) as (stream, size):
         elmo = load_model(model, device)
         view = check_layers(layers, elmo.num_layers, single=True)
         with progress_bar("encoding", size) as advance:

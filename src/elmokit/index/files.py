@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,12 +24,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.files import locked, write_json
+from elmokit.files import claimed, write_json
 from elmokit.index.batches import SentenceBatch
 from elmokit.inference.vectors import Floats
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 
-SETTINGS_FILE, CONTENTS_FILE = "index.json", "contents.json"
+SETTINGS_FILE, CONTENTS_FILE, LOCK_FILE = "index.json", "contents.json", ".lock"
 SENTENCES_FILE, ROWS_FILE, VECTORS_FILE = "sentences.jsonl", "rows.bin", "vectors.bin"
 FORMAT = "elmokit index 1"
 ROW = np.dtype([("sentence", "<i8"), ("begin", "<i8"), ("bytes", "<i4"), ("token", "<i4")])
@@ -106,9 +106,13 @@ def read_settings(folder: Path) -> IndexSettings:
     return from_mapping(IndexSettings, read_json(path), source=str(path))
 
 
+def claimed_folder(folder: Path) -> AbstractContextManager[None]:
+    """Keep other processes from writing the folder of an index; a ValueError names the one that does."""
+    return claimed(folder, lock=folder / LOCK_FILE, doing="adding to this index")
+
+
 def create_files(folder: Path, settings: IndexSettings) -> None:
-    """Write the files of an empty index."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the files of an empty index into a folder that exists."""
     write_json(folder / CONTENTS_FILE, to_mapping(IndexContents()))
     write_json(folder / SETTINGS_FILE, to_mapping(settings))  # last: with it the folder is an index
 
@@ -146,11 +150,7 @@ class IndexFiles:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Lock the folder, start from what is committed, and cut off what is not."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.folder, wait=False))
-            except BlockingIOError:
-                raise ValueError(f"{self.folder}: another process is adding to this index: wait for it") from None
+        with claimed_folder(self.folder):
             self.refresh()
             for name, size in self._sizes(self.contents).items():
                 with open(self.folder / name, "ab") as file:

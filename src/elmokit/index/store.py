@@ -24,11 +24,13 @@ from elmokit.files import replacing
 from elmokit.index.batches import SentenceBatch, make_batches
 from elmokit.index.files import (
     CONTENTS_FILE,
+    LOCK_FILE,
     SETTINGS_FILE,
     IndexContents,
     IndexFiles,
     IndexSettings,
     Source,
+    claimed_folder,
     create_files,
     read_settings,
 )
@@ -115,11 +117,7 @@ class WordIndex:
             ImportError: If usearch is not installed.
         """
         folder = Path(folder)
-        if (folder / SETTINGS_FILE).exists():
-            raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
-        # a killed call may have left its first file
-        if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= {CONTENTS_FILE}):
-            raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
+        _check_new(folder)
         checked = check_layers(layer, model.num_layers, single=True)
         require("usearch.index", extra="index")
         settings = IndexSettings(
@@ -130,7 +128,10 @@ class WordIndex:
             skip_punctuation=skip_punctuation,
             skip_words=tuple(sorted({word.casefold() for word in as_list(skip_words)})),
         )
-        create_files(folder, settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        with claimed_folder(folder):
+            _check_new(folder)  # another process may have been faster
+            create_files(folder, settings)
         return cls(folder, settings)
 
     @classmethod
@@ -157,8 +158,8 @@ class WordIndex:
 
     @property
     def size_on_disk(self) -> int:
-        """Bytes of all files."""
-        return sum(path.stat().st_size for path in self.folder.iterdir())
+        """Bytes of all files, without those that another process is just writing."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if not path.name.startswith("."))
 
     # ---- adding ------------------------------------------------------------------------------------------------------
 
@@ -239,6 +240,8 @@ class WordIndex:
     def _writing(self) -> Iterator[None]:
         """Lock the folder; the graph that grows is kept in memory until the block ends."""
         with self._files.writing():
+            if read_settings(self.folder) != self.settings:
+                raise ValueError(f"{self.folder}: the index was replaced by another one: open it again")
             self._graph = self._view_graph()
             try:
                 yield
@@ -370,3 +373,12 @@ class WordIndex:
             log.warning("%s: the graph is damaged or missing (%s); words are compared one by one", path, error)
             self._files.drop_graph()
             return None
+
+
+def _check_new(folder: Path) -> None:
+    """Check that there is no index in `folder`, nor anything else."""
+    if (folder / SETTINGS_FILE).exists():
+        raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
+    left_by_a_killed_call = {CONTENTS_FILE, LOCK_FILE}
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= left_by_a_killed_call):
+        raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")

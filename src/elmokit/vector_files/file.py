@@ -2,10 +2,13 @@
 
 A file has one entry per line of the text, blank lines included. An array is (T, 2P), or (L+1, T, 2P) of all layers.
 
-    hdf5         AllenNLP's layout: datasets "0", "1", … by line, and `sentence_to_index`, a JSON string of shape (1,)
-    npz          arrays "0", "1", …
-    safetensors  tensors "0", "1", …
+    hdf5         AllenNLP's layout: datasets "0", "1", … by line, and `sentence_to_index`, a JSON string of shape (1,);
+                 the tokens are JSON in the attribute `tokens` of the file
+    npz          arrays "0", "1", …; the tokens are JSON, as bytes (uint8) of the array `tokens`
+    safetensors  tensors "0", "1", …; the tokens are JSON, as bytes (uint8) of the tensor `tokens`
     parquet      rows of line (int64), tokens (list<string>), vectors (nested lists in the shape of the array)
+
+The JSON of the tokens is a list with one list of strings per line.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class VectorFile:
         dtype: Type of the numbers.
         gzip: Compress the file.
         tokenized: Tokens are separated by spaces. By default the model's tokenizer cuts the lines.
-        forget_sentences: HDF5: leave `sentence_to_index` out.
+        forget_sentences: HDF5: leave the text out, both `sentence_to_index` and the tokens.
         use_sentence_keys: HDF5: use the sentences as names of the datasets.
 
     Raises:

@@ -24,6 +24,7 @@ from elmokit.vector_files.parts import Parts
 if TYPE_CHECKING:
     import pyarrow
 
+TOKENS = "tokens"  # name of what holds the tokens of all lines
 SAFETENSORS_HEADER_BYTES = 100_000_000  # its readers refuse more
 
 
@@ -39,6 +40,10 @@ def _write_hdf5(target: Path, parts: Parts, file: VectorFile) -> None:
                 out.create_dataset(key, data=entry.vectors, compression=compression)
                 if with_index:
                     sentence_to_index[entry.text] = key
+        if not file.forget_sentences:
+            # of variable length, which an attribute may have beyond 64 kB; JSON escapes NUL, which HDF5 cannot store
+            tokens = b"".join(parts.tokens_as_json()).decode("ascii")
+            out.attrs.create(TOKENS, tokens, dtype=h5py.string_dtype())
         if with_index:
             index = out.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
             index[0] = json.dumps(sentence_to_index)
@@ -51,6 +56,12 @@ def _write_npz(target: Path, parts: Parts, file: VectorFile) -> None:
             for entry in part.entries():
                 with out.open(f"{entry.line}.npy", "w", force_zip64=True) as stream:
                     np.lib.format.write_array(stream, entry.vectors, allow_pickle=False)
+        with out.open(f"{TOKENS}.npy", "w", force_zip64=True) as stream:
+            shape = (sum(map(len, parts.tokens_as_json())),)
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+            for piece in parts.tokens_as_json():
+                stream.write(piece)
 
 
 def _write_safetensors(target: Path, parts: Parts, file: VectorFile) -> None:
@@ -62,11 +73,13 @@ def _write_safetensors(target: Path, parts: Parts, file: VectorFile) -> None:
         begin, end = end, end + length * bytes_per_token
         shape = [*parts.layers_shape, length, parts.dim]
         entries[str(number)] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    num_tensors, num_bytes = len(entries), sum(map(len, parts.tokens_as_json()))
+    entries[TOKENS] = {"dtype": "U8", "shape": [num_bytes], "data_offsets": [end, end + num_bytes]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > SAFETENSORS_HEADER_BYTES:
         raise ValueError(
-            f"{file.path}: {len(entries)} tensors are too many for the header of one safetensors file: rename "
+            f"{file.path}: {num_tensors} tensors are too many for the header of one safetensors file: rename "
             f"{parts.folder.name} after an .hdf5 or .npz file, and write that one"
         )
     with open(target, "wb") as out:
@@ -74,6 +87,8 @@ def _write_safetensors(target: Path, parts: Parts, file: VectorFile) -> None:
         for part in parts:
             for entry in part.entries():
                 out.write(np.ascontiguousarray(entry.vectors, np.dtype(file.dtype).newbyteorder("<")).data)
+        for piece in parts.tokens_as_json():
+            out.write(piece)
 
 
 def _write_parquet(target: Path, parts: Parts, file: VectorFile) -> None:

@@ -180,3 +180,12 @@ class Parts:
         """Number of tokens of each line."""
         for number in range(self.count):
             yield from self.read(number, 0, with_vectors=False).lengths.tolist()
+
+    def tokens_as_json(self) -> Iterator[bytes]:
+        """The tokens of all lines, a list of lists of strings, as pieces of one JSON text in ASCII."""
+        before = b"["
+        for number in range(self.count):
+            tokens = map(self.tokenizer, self.read(number, 0, with_vectors=False).texts)
+            yield before + ",\n".join(map(json.dumps, tokens)).encode("ascii")
+            before = b",\n"
+        yield b"]" if self.count else b"[]"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.files import replacing, sync_folder
+from elmokit.files import claimed, replacing, sync_folder
 from elmokit.model import ELMo
 from elmokit.text import Tokenizer
 from elmokit.vector_files.file import VectorFile, Written
@@ -55,19 +55,30 @@ def write_vectors(
     Args:
         model: The model.
         lines: One sentence per line; a blank line gives an empty entry.
-        file: What to write. A file of that name is replaced.
+        file: What to write.
         batch_size: Largest number of sentences per batch.
-        overwrite: Discard the parts of a run with other settings or other text.
+        overwrite: Replace a file that exists, and discard the parts of a run with other settings or other text.
 
     Returns:
         The numbers of sentences and tokens.
 
     Raises:
-        ValueError: If an unfinished run has other settings or other text, or lines cannot be keys.
+        ValueError: If the file exists, another process writes it, an unfinished run has other settings or other text,
+            lines cannot be keys, or the model carries its state.
         OSError: If the file cannot be written. The parts are kept.
     """
+    if model.state == "carry":  # the lines of an earlier run are not read again, so their state is not known
+        raise ValueError('this model carries its state from batch to batch: load it with state="stateless"')
     if file.use_sentence_keys:
         lines = _check_keys(lines)
+    with claimed(file.path):
+        if file.path.exists() and not overwrite:
+            raise ValueError(f"{file.path} already exists: name another file, or replace it with --overwrite")
+        return _write(model, lines, file, batch_size, overwrite)
+
+
+def _write(model: ELMo, lines: Iterable[str], file: VectorFile, batch_size: int | None, overwrite: bool) -> Written:
+    """Write the file while this process holds its lock."""
     parts = Parts(file, model, overwrite)
     try:
         done = _embed_parts(model, lines, file, parts, batch_size)
