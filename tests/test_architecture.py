@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "elmokit"
 # A room imports from the layers above its own, never from a sibling or from below. PUBLIC is `elmokit` itself.
 PUBLIC = "elmokit"
 LAYERS = [
-    {"files", "extras"},
+    {"files", "extras", "progress", "arguments"},
     {"settings"},
     {"config"},
     {"text", "kernels"},

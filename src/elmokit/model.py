@@ -10,8 +10,7 @@ method does is in the rooms above.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -29,6 +28,7 @@ from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogPro
 from elmokit.inference.views import Layers, view_of
 from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix
 from elmokit.network.int8 import quantized
+from elmokit.progress import OnProgress, reporting
 from elmokit.storage import folder as model_folder
 from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
@@ -394,7 +394,7 @@ class ELMo(nn.Module):
         *,
         layers: Layers = ...,
         batch_size: int | None = ...,
-        show_progress: bool = ...,
+        show_progress: bool | OnProgress = ...,
         convert_to_tensor: Literal[False] = ...,
     ) -> list[Array]: ...
 
@@ -405,7 +405,7 @@ class ELMo(nn.Module):
         *,
         layers: Layers = ...,
         batch_size: int | None = ...,
-        show_progress: bool = ...,
+        show_progress: bool | OnProgress = ...,
         convert_to_tensor: Literal[True],
     ) -> list[Tensor]: ...
 
@@ -415,7 +415,7 @@ class ELMo(nn.Module):
         *,
         layers: Layers = "average",
         batch_size: int | None = None,
-        show_progress: bool = False,
+        show_progress: bool | OnProgress = False,
         convert_to_tensor: bool = False,
     ) -> list[Array] | list[Tensor]:
         """Vectors of every token of every sentence.
@@ -425,7 +425,8 @@ class ELMo(nn.Module):
             layers: "average" is the even mix, "top" the last layer, "all" every layer, a number one layer (0 is the
                 context-free one, -1 the last).
             batch_size: Largest number of sentences per batch. Batches are bounded in tokens in any case.
-            show_progress: Show a progress bar on standard error.
+            show_progress: Show progress on standard error: a bar, or lines where there is no terminal. Or a function that
+                is called after each batch with the numbers of sentences done and in all.
             convert_to_tensor: Return tensors on the model's device instead of NumPy arrays.
 
         Returns:
@@ -451,7 +452,7 @@ class ELMo(nn.Module):
         layers: Layers = ...,
         batch_size: int | None = ...,
         normalize: bool = ...,
-        show_progress: bool = ...,
+        show_progress: bool | OnProgress = ...,
         convert_to_tensor: Literal[False] = ...,
     ) -> Array: ...
 
@@ -463,7 +464,7 @@ class ELMo(nn.Module):
         layers: Layers = ...,
         batch_size: int | None = ...,
         normalize: bool = ...,
-        show_progress: bool = ...,
+        show_progress: bool | OnProgress = ...,
         convert_to_tensor: Literal[True],
     ) -> Tensor: ...
 
@@ -474,7 +475,7 @@ class ELMo(nn.Module):
         layers: Layers = "average",
         batch_size: int | None = None,
         normalize: bool = False,
-        show_progress: bool = False,
+        show_progress: bool | OnProgress = False,
         convert_to_tensor: bool = False,
     ) -> Array | Tensor:
         """Sentence vectors: the mean of the token vectors. An empty sentence is zeros.
@@ -484,7 +485,7 @@ class ELMo(nn.Module):
             layers: As for `embed`, but not "all".
             batch_size: Largest number of sentences per batch.
             normalize: Scale the vectors to length one.
-            show_progress: Show a progress bar on standard error.
+            show_progress: As for `embed`.
             convert_to_tensor: Return a tensor on the model's device instead of a NumPy array.
 
         Returns:
@@ -620,15 +621,15 @@ class ELMo(nn.Module):
         return sha256_of_json([self.bilm.digest(), *self.word_ids.known, *tokenizer])
 
     def _run(
-        self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool
+        self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool | OnProgress
     ) -> Iterator[tuple[Batch, BiLMOutput]]:
-        with ExitStack() as stack:
-            advance = stack.enter_context(_progress(len(sentences))) if show_progress else None
+        num_done, total = 0, len(sentences)
+        with reporting(show_progress, "sentences", total) as progress:
             # a biLM that is being trained changes at every step, and what the cache holds with it
             for batch, output in self._runner.run(self.bilm, sentences, batch_size=batch_size, use_cache=self.freeze):
                 yield batch, output
-                if advance is not None:
-                    advance(len(batch.positions))
+                num_done += len(batch.positions)
+                progress(num_done, total)
 
 
 def _find(word: str, tokens: list[str]) -> int:
@@ -638,13 +639,3 @@ def _find(word: str, tokens: list[str]) -> int:
     if word.lower() in lowered:
         return lowered.index(word.lower())
     raise ValueError(f"the word {word!r} is not in the sentence; its tokens are {tokens}")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console  # a bar is rare, and rich slow to import
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("sentences", total=total)
-        yield lambda count: bar.advance(task, count)

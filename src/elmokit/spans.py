@@ -23,6 +23,7 @@ from elmokit.inference.runner import Sentence
 from elmokit.inference.views import Layers, check_layers
 from elmokit.model import ELMo
 from elmokit.network import to_device
+from elmokit.progress import OnProgress, reporting
 from elmokit.text import TREEBANK, Tokenizer, as_list, as_tokens
 
 Span = tuple[int, int]
@@ -46,7 +47,7 @@ def embed_spans(
     attention: SpanAttention | None = ...,
     layers: Layers = ...,
     batch_size: int | None = ...,
-    show_progress: bool = ...,
+    show_progress: bool | OnProgress = ...,
     convert_to_tensor: Literal[False] = ...,
 ) -> list[npt.NDArray[np.float32]]: ...
 
@@ -62,7 +63,7 @@ def embed_spans(
     attention: SpanAttention | None = ...,
     layers: Layers = ...,
     batch_size: int | None = ...,
-    show_progress: bool = ...,
+    show_progress: bool | OnProgress = ...,
     convert_to_tensor: Literal[True],
 ) -> list[Tensor]: ...
 
@@ -77,7 +78,7 @@ def embed_spans(
     attention: SpanAttention | None = None,
     layers: Layers = "average",
     batch_size: int | None = None,
-    show_progress: bool = False,
+    show_progress: bool | OnProgress = False,
     convert_to_tensor: bool = False,
 ) -> list[npt.NDArray[np.float32]] | list[Tensor]:
     """Vectors of the spans of each sentence.
@@ -93,7 +94,7 @@ def embed_spans(
         attention: For `how="attention"`.
         layers: As in `ELMo.embed`.
         batch_size: Largest number of sentences per batch.
-        show_progress: Show a progress bar.
+        show_progress: As in `ELMo.embed`.
         convert_to_tensor: Return tensors on the model's device instead of NumPy arrays.
 
     Returns:
@@ -110,22 +111,22 @@ def embed_spans(
         step = max(1, len(tokens))  # batches are those of one call
     else:  # sentences without spans are not read
         tokens = [words if own else [] for words, own in zip(tokens, located, strict=True)]
-    begins: Iterable[int] = range(0, len(tokens), step)
-    if show_progress:
-        from rich.progress import track  # a bar is rare, and rich slow to import
-
-        begins = track(begins, "spans")
     results: list[Tensor] = []
-    for begin in begins:
-        window = elmo.embed(
-            tokens[begin : begin + step], layers=layers, batch_size=batch_size, convert_to_tensor=True
-        )  # (…, T, 2P) each
-        for vectors, own in zip(window, located[begin : begin + step], strict=True):
-            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-            places = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
-            with torch.no_grad():
-                pooled = pool(vectors, places)  # (…, S, 2P)
-            results.append(pooled if convert_to_tensor else pooled.cpu())
+    with reporting(show_progress, "spans of sentences", len(tokens)) as progress:
+        for begin in range(0, len(tokens), step):
+            window = elmo.embed(
+                tokens[begin : begin + step],
+                layers=layers,
+                batch_size=batch_size,
+                show_progress=lambda done, _, before=begin: progress(before + done, len(tokens)),
+                convert_to_tensor=True,
+            )  # (…, T, 2P) each
+            for vectors, own in zip(window, located[begin : begin + step], strict=True):
+                vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+                places = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
+                with torch.no_grad():
+                    pooled = pool(vectors, places)  # (…, S, 2P)
+                results.append(pooled if convert_to_tensor else pooled.cpu())
     return results if convert_to_tensor else [pooled.numpy() for pooled in results]
 
 

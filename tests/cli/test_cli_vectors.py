@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_tokens, read_vectors, result_of, run
 
+from elmokit import progress
+from elmokit.cli import sentence_vectors
 from elmokit.model import ELMo
 from elmokit.text import tokenize
 from elmokit.vector_files import formats, write
@@ -170,6 +172,24 @@ def test_the_batch_size_does_not_change_the_vectors(folder, text, tmp_path):
     run("embed", text, tmp_path / "b.npz", "--model", folder, "--batch-size", 1)
     first, second = read_vectors(tmp_path / "a.npz"), read_vectors(tmp_path / "b.npz")
     assert_same_vectors(first, [second[number] for number in range(len(LINES))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("verb", ["embed", "encode"])
+def test_without_a_terminal_progress_is_lines_that_say_what_is_done(verb, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(write, "PART_LINES", 4)
+    monkeypatch.setattr(sentence_vectors, "BLOCK_LINES", 4)
+    (tmp_path / "in.txt").write_text("a b c d\n" * 10)
+    arguments = [verb, tmp_path / "in.txt", tmp_path / "out.npz", "--model", folder, "--batch-size", 2, "--tokenized"]
+    result = run(*arguments)
+    label = {"embed": "embedding", "encode": "encoding"}[verb]
+    amounts = [line.partition(",")[0] for line in result.stderr.splitlines()]
+    expected = [f"{label}: {16 * n} bytes of 80 bytes ({20 * n}%)" for n in range(1, 6)]  # two lines per batch
+    assert list(dict.fromkeys(amounts)) == expected
+    assert result.stdout.startswith(str(tmp_path / "out.npz"))
+    known = run(*arguments[:1], "-", *arguments[2:], "--overwrite", text="a b c d\n" * 10).stderr.splitlines()
+    assert known[0].startswith(f"{label}: 16 bytes")  # of standard input the size is not known
+    assert " of " not in known[0]
 
 
 def test_text_that_is_not_utf8_is_an_error_that_names_the_line(folder, tmp_path):

@@ -181,6 +181,15 @@ def test_a_folder_without_a_comparison_is_named(tmp_path):
             run("summary", folder)
 
 
+def test_without_a_terminal_a_long_epoch_writes_lines_too(arguments, monkeypatch):
+    monkeypatch.setattr("elmokit.progress.SECONDS_BETWEEN_LINES", 0.0)
+    result = CliRunner().invoke(task_group, ["train", *map(str, arguments), "--set", "batch_size=1"])
+    assert result.exit_code == 0
+    lines = [line for line in result.stderr.splitlines() if line.startswith("epoch 1")]
+    assert re.match(r"epoch 1  loss \d\.\d+: 1 of \d+ \(\d+%\)", lines[0])
+    assert "dev f1" in lines[-1]
+
+
 def test_on_a_terminal_a_bar_shows_vectors_and_epochs(arguments, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     options = [*map(str, arguments), "--set", f"cache={tmp_path / 'fresh'}"]

@@ -21,6 +21,7 @@ from elmokit.cli.terminal import (
     print_table,
     set_option,
 )
+from elmokit.progress import Lines, shows_bars
 
 if TYPE_CHECKING:
     from elmokit.tasks import Progress, TaskConfig
@@ -245,7 +246,7 @@ def _format_scores(scores: dict[str, float]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, Progress], None]]:
-    """Reports of a training: a bar on a terminal, else one line per epoch."""
+    """Reports of a training: a bar on a terminal, else one line per epoch, and lines while an epoch lasts long."""
 
     def describe(progress: Progress) -> str:
         if progress.stage == "vectors":
@@ -253,11 +254,15 @@ def _progress() -> Iterator[Callable[[str, Progress], None]]:
         scores = "" if progress.scores is None else f"  dev {_format_scores(progress.scores)}"
         return f"epoch {progress.epoch}  loss {progress.loss:.4f}{scores}"
 
-    if not sys.stderr.isatty():
+    if not shows_bars():
+        lines = Lines("", in_bytes=False)
 
         def print_line(label: str, progress: Progress) -> None:
+            lines.label = label + describe(progress)
             if progress.done == progress.total:
-                click.echo(label + describe(progress), err=True)
+                click.echo(lines.label, err=True)
+            else:
+                lines.show(progress.done, progress.total)
 
         yield print_line
         return

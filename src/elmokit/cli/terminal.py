@@ -1,7 +1,7 @@
 """What verbs share: options, loading of models, progress bars, tables, errors of one line.
 
 Input: counts, reports, results and exceptions of the library.  Output: text; results on standard output, everything
-else on standard error.  Progress bars are drawn only on a terminal, and rich is imported only for them.
+else on standard error.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+
+from elmokit.progress import Advance as Advance
+from elmokit.progress import downloads as downloads
+from elmokit.progress import format_bytes as format_bytes
+from elmokit.progress import progress_bar as progress_bar
+from elmokit.progress import shows_bars
 
 if TYPE_CHECKING:
     from elmokit.corpus.sources import Tokenized
@@ -179,6 +186,33 @@ def counting(stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
         advance(len(line))
 
 
+class LinesRead:
+    """The lines of a file, read ahead of the work; `done` moves the bar to the end of the last line that is done.
+
+    Args:
+        stream: The file.
+        advance: The bar, which counts bytes.
+        size: Size of the file; None if it is not known.
+    """
+
+    def __init__(self, stream: IO[bytes], advance: Advance, size: int | None) -> None:
+        self._stream, self._advance, self._size = stream, advance, size
+        self._ahead: deque[int] = deque()  # bytes of each line that was read and is not done
+        self._num_done = self._bytes_done = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._stream:
+            self._ahead.append(len(line))
+            yield line
+
+    def done(self, num_lines: int) -> None:
+        """The first `num_lines` lines are done."""
+        for _ in range(num_lines - self._num_done):
+            self._bytes_done += self._ahead.popleft()
+        self._num_done = num_lines
+        self._advance.to(self._bytes_done, self._size)
+
+
 def print_result(as_json: bool, result: dict[str, Any], line: str) -> None:
     """Print the result as JSON, or as a line."""
     click.echo(json.dumps(result) if as_json else line)
@@ -194,69 +228,7 @@ def print_table(as_json: bool, result: dict[str, Any], columns: list[str], rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def format_bytes(count: int) -> str:
-    """A number of bytes to read, such as "35.7 MB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
 # ---- progress --------------------------------------------------------------------------------------------------------
-
-
-class Advance:
-    """Advances a bar by a count, or to a position; does nothing without a bar."""
-
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
-        self._bar, self._task = bar, task
-
-    def __call__(self, count: int) -> None:
-        if self._bar is not None:
-            self._bar.advance(self._task, count)
-
-    def to(self, done: int, total: int | None) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-
-
-@contextmanager
-def progress_bar(label: str, total: int | None, *, in_bytes: bool = True) -> Iterator[Advance]:
-    """A progress bar on standard error, if that is a terminal; it counts bytes or else units of work."""
-    if not sys.stderr.isatty():
-        yield Advance()
-        return
-    with _rich_bar(in_bytes) as bar:
-        yield Advance(bar, bar.add_task(label, total=total))
-
-
-@contextmanager
-def downloads() -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """A bar for each file that is downloaded; it appears with the first byte, since most calls download nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    tasks: dict[str, Advance] = {}
-    with ExitStack() as stack:
-        bars: list[Any] = []
-
-        def progress(name: str, done: int, total: int | None) -> None:
-            if not bars:
-                bars.append(stack.enter_context(_rich_bar(in_bytes=True)))
-            if name not in tasks:
-                tasks[name] = Advance(bars[0], bars[0].add_task(name, total=total))
-            tasks[name].to(done, total)
-
-        yield progress
-
-
-def _rich_bar(in_bytes: bool) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = [TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn()]
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 @contextmanager
@@ -267,7 +239,7 @@ def training_bar() -> Iterator[Callable[[Progress], None]]:
         heldout = "" if report.heldout is None else f"  held-out perplexity {report.heldout.both:.2f}"
         return f"loss {report.loss:.4f}  {report.tokens_per_second:,.0f} tokens/s{heldout}"
 
-    if not sys.stderr.isatty():
+    if not shows_bars():
 
         def print_line(report: Progress) -> None:
             left = f"{report.seconds_left:,.0f} s left"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from elmokit.cli.terminal import (
+    LinesRead,
     batch_size_option,
     check_new_file,
-    counting,
     device_option,
     dtype_option,
     json_option,
@@ -123,8 +123,11 @@ def embed(
             elmo = load_model(model, device)
             file = _with_checked_layers(file, elmo)
             with progress_bar("embedding", size) as advance:
-                lines = read_lines(counting(stream, advance), STANDARD_INPUT if source == "-" else source)
-                written = write_vectors(elmo, lines, file, batch_size=batch_size, overwrite=overwrite)
+                read = LinesRead(stream, advance, size)
+                lines = read_lines(read, STANDARD_INPUT if source == "-" else source)
+                written = write_vectors(
+                    elmo, lines, file, batch_size=batch_size, overwrite=overwrite, progress=read.done
+                )
     result = {"out": str(target), "format": file.format, "layers": layers, **dataclasses.asdict(written)}
     resumed = f" ({written.num_resumed:,} of them by an earlier run)" if written.num_resumed else ""
     print_result(
@@ -219,8 +222,10 @@ def encode(
         elmo = load_model(model, device)
         view = check_layers(layers, elmo.num_layers, single=True)
         with progress_bar("encoding", size) as advance:
-            lines = read_lines(counting(stream, advance), STANDARD_INPUT if source == "-" else source)
-            num_rows = file.write(_encode_blocks(elmo, lines, tokenized, view, batch_size, normalize), elmo.dim)
+            read = LinesRead(stream, advance, size)
+            lines = read_lines(read, STANDARD_INPUT if source == "-" else source)
+            blocks = _encode_blocks(elmo, lines, tokenized, view, batch_size, normalize, read.done)
+            num_rows = file.write(blocks, elmo.dim)
     result = {
         "out": str(target),
         "format": file.format,
@@ -233,14 +238,26 @@ def encode(
 
 
 def _encode_blocks(
-    elmo: ELMo, lines: Iterable[str], tokenized: bool, layers: Layers, batch_size: int | None, normalize: bool
+    elmo: ELMo,
+    lines: Iterable[str],
+    tokenized: bool,
+    layers: Layers,
+    batch_size: int | None,
+    normalize: bool,
+    progress: Callable[[int], None],
 ) -> Iterable[Any]:
     """Matrices (n, 2P) of the lines, some lines at a time."""
     from elmokit.cli.sentence_vectors import blocks_of
 
+    before = 0
+
+    def show(num_done: int, _: int) -> None:
+        progress(before + num_done)
+
     for block in blocks_of(lines):
         sentences = [line.split() for line in block] if tokenized else block
-        yield elmo.encode(sentences, layers=layers, batch_size=batch_size, normalize=normalize)
+        yield elmo.encode(sentences, layers=layers, batch_size=batch_size, normalize=normalize, show_progress=show)
+        before += len(block)
 
 
 # ---- cosines ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,13 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def write_vectors(
-    model: ELMo, lines: Iterable[str], file: VectorFile, *, batch_size: int | None = None, overwrite: bool = False
+    model: ELMo,
+    lines: Iterable[str],
+    file: VectorFile,
+    *,
+    batch_size: int | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Written:
     """Embed every line and write the file. The same call resumes a run that was stopped.
 
@@ -58,6 +64,7 @@ def write_vectors(
         file: What to write.
         batch_size: Largest number of sentences per batch.
         overwrite: Replace a file that exists, and discard the parts of a run with other settings or other text.
+        progress: Called after each batch, with the number of lines done.
 
     Returns:
         The numbers of sentences and tokens.
@@ -74,18 +81,15 @@ def write_vectors(
     with claimed(file.path):
         if file.path.exists() and not overwrite:
             raise ValueError(f"{file.path} already exists: name another file, or replace it with --overwrite")
-        return _write(model, lines, file, batch_size, overwrite)
+        parts = Parts(file, model, overwrite)
+        done = _embed_parts(model, lines, parts, batch_size, progress or (lambda _: None))
+        _write_file(parts)
+    return done
 
 
-def _write(model: ELMo, lines: Iterable[str], file: VectorFile, batch_size: int | None, overwrite: bool) -> Written:
-    """Write the file while this process holds its lock."""
-    parts = Parts(file, model, overwrite)
-    try:
-        done = _embed_parts(model, lines, file, parts, batch_size)
-    except BaseException:
-        if not any(parts.folder.glob("part-*")):  # nothing was done: leave nothing behind
-            shutil.rmtree(parts.folder)
-        raise
+def _write_file(parts: Parts) -> None:
+    """Make the file from the parts, and remove them."""
+    file = parts.file
     with _naming(file.path):
         complete = parts.folder / "complete"
         with replacing(complete) as target:
@@ -93,22 +97,35 @@ def _write(model: ELMo, lines: Iterable[str], file: VectorFile, batch_size: int 
         os.replace(complete, file.path)
         sync_folder(file.path.parent)
         shutil.rmtree(parts.folder)
-    return done
 
 
-def _embed_parts(model: ELMo, lines: Iterable[str], file: VectorFile, parts: Parts, batch_size: int | None) -> Written:
-    num_done = num_resumed = num_tokens = 0
+def _embed_parts(
+    model: ELMo, lines: Iterable[str], parts: Parts, batch_size: int | None, progress: Callable[[int], None]
+) -> Written:
+    """Embed the lines that are not done; an error before the first part leaves nothing behind."""
+    file, num_done, num_resumed, num_tokens = parts.file, 0, 0, 0
     num_planes = model.num_layers if file.layers == "all" else 1
-    for chunk in _chunks(lines, file.tokenizer(model), max_tokens=PART_BYTES // (num_planes * model.dim * 4)):
-        if parts.take_over(chunk.texts, num_done):
-            num_resumed += len(chunk.texts)
-        else:
-            vectors = model.embed(chunk.tokens, layers=file.layers, batch_size=batch_size)
-            with _naming(parts.folder):
-                parts.add(chunk.texts, vectors, num_done)
-        num_done += len(chunk.texts)
-        num_tokens += sum(map(len, chunk.tokens))
-    parts.end(num_done)
+    try:
+        for chunk in _chunks(lines, parts.tokenizer, max_tokens=PART_BYTES // (num_planes * model.dim * 4)):
+            if parts.take_over(chunk.texts, num_done):
+                num_resumed += len(chunk.texts)
+            else:
+                vectors = model.embed(
+                    chunk.tokens,
+                    layers=file.layers,
+                    batch_size=batch_size,
+                    show_progress=lambda done, _, before=num_done: progress(before + done),
+                )
+                with _naming(parts.folder):
+                    parts.add(chunk.texts, vectors, num_done)
+            num_done += len(chunk.texts)
+            num_tokens += sum(map(len, chunk.tokens))
+            progress(num_done)
+        parts.end(num_done)
+    except BaseException:
+        if not any(parts.folder.glob("part-*")):
+            shutil.rmtree(parts.folder)
+        raise
     return Written(num_done, num_tokens, num_resumed)
 
 

@@ -1,0 +1,150 @@
+"""Checks of the arguments of public functions, before any work is done.
+
+Input: the name of an argument and its value.  Output: the value, or a ValueError that names both and says what to pass.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import reprlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def check_integer(name: str, value: object, *, least: int = 1, most: int | None = None, hint: str = "") -> int:
+    """Check an integer. Integers of NumPy are accepted; True, 1.0 and "1" are not.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        least: Smallest value.
+        most: Largest value; None if there is none.
+        hint: What to do, for the message.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        ValueError: If it is not an integer, or out of bounds.
+    """
+    try:
+        if isinstance(value, bool) or (getattr(value, "ndim", 0) and not isinstance(value, int)):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, not {describe(value)}{hint}") from None
+    if number < least or (most is not None and number > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {bounds}, not {number}{hint}")
+    return number
+
+
+def check_optional_integer(name: str, value: object, *, least: int = 1) -> int | None:
+    """Check an integer or None; see `check_integer`."""
+    return None if value is None else check_integer(name, value, least=least, hint=", or None")
+
+
+def check_number(
+    name: str, value: object, *, least: float = -math.inf, most: float = math.inf, below: float = math.inf
+) -> float:
+    """Check a finite number. Integers and numbers of NumPy are accepted; True and "0.5" are not.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        least: Smallest value.
+        most: Largest value.
+        below: The value must be smaller than this.
+
+    Raises:
+        ValueError: If it is not a number, not finite, or out of bounds.
+    """
+    bounds = [f"at least {least:g}"] if math.isfinite(least) else []
+    bounds += [f"at most {most:g}"] if math.isfinite(most) else []
+    bounds += [f"less than {below:g}"] if math.isfinite(below) else []
+    expected = f"{name} must be a number{', ' if bounds else ''}{' and '.join(bounds)}"
+    try:
+        if isinstance(value, bool | str | bytes) or getattr(value, "ndim", 0):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ValueError(f"{expected}, not {describe(value)}") from None
+    if not math.isfinite(number) or not least <= number <= most or number >= below:
+        raise ValueError(f"{expected}, not {number:g}")
+    return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Check True or False; 1, 0 and booleans of NumPy are accepted, "no" is not."""
+    try:
+        if value is True or value is False or (not isinstance(value, str | bytes | float) and value in (0, 1)):
+            return bool(value)
+    except (TypeError, ValueError, RuntimeError):  # an array has no truth value
+        pass
+    raise ValueError(f"{name} must be True or False, not {describe(value)}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[T]) -> T:
+    """Check that a value is one of a few."""
+    if isinstance(value, str) or value is None:
+        for choice in choices:
+            if value == choice:
+                return choice
+    expected = " or ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
+    raise ValueError(f"{name} must be {expected}, not {describe(value)}")
+
+
+def check_string(name: str, value: object) -> str:
+    """Check a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, not {describe(value)}")
+    return value
+
+
+def check_path(name: str, value: object) -> str | os.PathLike[str]:
+    """Check a path: a string that is not empty, or a Path."""
+    if not isinstance(value, str | os.PathLike) or isinstance(value, bytes) or not os.fspath(value):
+        raise ValueError(f"{name} must be a path, not {describe(value)}")
+    if "\0" in os.fspath(value):
+        raise ValueError(f"{name} is {value!r}: a path has no NUL")
+    return value
+
+
+def check_instance(name: str, value: object, kind: type[T], expected: str) -> T:
+    """Check the class of a value.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        kind: Its class.
+        expected: What to pass, for the message.
+
+    Raises:
+        ValueError: If the value is of another class.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {expected}, not {describe(value)}")
+    return value
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Check a function or None."""
+    if value is not None and not callable(value):
+        raise ValueError(f"{name} must be a function or None, not {describe(value)}")
+
+
+def describe(value: object) -> str:
+    """A value and its type, for messages: "1.5 (float)", at most one line."""
+    if value is None or isinstance(value, bool | str):
+        return reprlib.repr(value)
+    if hasattr(value, "shape") and not isinstance(value, type):
+        return f"an object of type {type(value).__name__} and shape {tuple(value.shape)}"
+    try:
+        text = " ".join(reprlib.repr(value).split())
+    except Exception:  # the value of a user may fail at anything
+        return f"an object of type {type(value).__name__}"
+    return f"{text} ({type(value).__name__})"
