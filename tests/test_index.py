@@ -487,9 +487,9 @@ def test_wrong_questions_are_refused(model, tmp_path):
         store.add(model, "one string")
     with pytest.raises(ValueError, match=r"sentences\[1\]"):
         store.add(model, [["a"], 3])
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
         store.neighbours(model, "the [bank]", k=0)
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
         store.search(np.ones((1, 16)), 0)
     with pytest.raises(ValueError, match="mark one word with brackets"):
         store.neighbours(model, "the bank")

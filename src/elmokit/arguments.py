@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def check_integer(name: str, value: object, *, least: int = 1, most: int | None = None, hint: str = "") -> int:
+def check_integer(
+    name: str, value: object, *, least: int = 1, most: int | None = None, expected: str = "an integer"
+) -> int:
     """Check an integer. Integers of NumPy are accepted; True, 1.0 and "1" are not.
 
     Args:
@@ -23,7 +25,7 @@ def check_integer(name: str, value: object, *, least: int = 1, most: int | None 
         value: Its value.
         least: Smallest value.
         most: Largest value; None if there is none.
-        hint: What to do, for the message.
+        expected: What to pass, for the message.
 
     Returns:
         The value as an int.
@@ -32,20 +34,20 @@ def check_integer(name: str, value: object, *, least: int = 1, most: int | None 
         ValueError: If it is not an integer, or out of bounds.
     """
     try:
-        if isinstance(value, bool) or (getattr(value, "ndim", 0) and not isinstance(value, int)):
+        if isinstance(value, bool) or _has_dimensions(value):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(f"{name} must be an integer, not {describe(value)}{hint}") from None
+        raise ValueError(f"{name} must be {expected}, not {describe(value)}") from None
     if number < least or (most is not None and number > most):
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be {bounds}, not {number}{hint}")
+        raise ValueError(f"{name} must be {bounds}, not {number}")
     return number
 
 
 def check_optional_integer(name: str, value: object, *, least: int = 1) -> int | None:
     """Check an integer or None; see `check_integer`."""
-    return None if value is None else check_integer(name, value, least=least, hint=", or None")
+    return None if value is None else check_integer(name, value, least=least, expected="an integer or None")
 
 
 def check_number(
@@ -68,7 +70,7 @@ def check_number(
     bounds += [f"less than {below:g}"] if math.isfinite(below) else []
     expected = f"{name} must be a number{', ' if bounds else ''}{' and '.join(bounds)}"
     try:
-        if isinstance(value, bool | str | bytes) or getattr(value, "ndim", 0):
+        if isinstance(value, bool | str | bytes) or _has_dimensions(value):
             raise TypeError
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -94,8 +96,8 @@ def check_choice(name: str, value: object, choices: Sequence[T]) -> T:
         for choice in choices:
             if value == choice:
                 return choice
-    expected = " or ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
-    raise ValueError(f"{name} must be {expected}, not {describe(value)}")
+    *first, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
+    raise ValueError(f"{name} must be {', '.join(first)} or {last}, not {describe(value)}")
 
 
 def check_string(name: str, value: object) -> str:
@@ -135,6 +137,11 @@ def check_callable(name: str, value: Any) -> None:
     """Check a function or None."""
     if value is not None and not callable(value):
         raise ValueError(f"{name} must be a function or None, not {describe(value)}")
+
+
+def _has_dimensions(value: object) -> bool:
+    """Whether a value is an array or a tensor with dimensions; those with one element convert to numbers."""
+    return getattr(value, "ndim", None) not in (None, 0)
 
 
 def describe(value: object) -> str:

@@ -13,20 +13,32 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    check_path,
+    check_string,
+    describe,
+)
 from elmokit.config import BiLMConfig
 from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
-from elmokit.inference.views import Layers, view_of
-from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix
+from elmokit.inference.views import Layers, check_layers, view_of
+from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix, find_device
 from elmokit.network.int8 import quantized
 from elmokit.progress import OnProgress, reporting
 from elmokit.storage import folder as model_folder
@@ -44,6 +56,7 @@ from elmokit.text import (
     WordIds,
     as_list,
     as_tokens,
+    check_tokens,
     make_word_ids,
     marked_word,
 )
@@ -100,8 +113,16 @@ class ELMo(nn.Module):
         tokenizer: TokenizerName = "treebank",
     ) -> None:
         super().__init__()
-        if num_mixes < 0:
-            raise ValueError(f"num_mixes must be 0 or more, not {num_mixes}")
+        check_instance("bilm", bilm, BiLM, "a BiLM; ELMo.from_pretrained loads a model by its name")
+        _check_settings(freeze, num_mixes, dropout, layer_norm, keep_boundaries, state)
+        check_integer("num_mixes", num_mixes, least=0)  # not None
+        for name, value, kind in (
+            ("output_layer", output_layer, OutputLayer),
+            ("vocabulary", vocabulary, Vocabulary),
+            ("lexicon", lexicon, Lexicon),
+        ):
+            if value is not None:
+                check_instance(name, value, kind, f"a {kind.__name__} or None")
         self.bilm = bilm
         self.mixes = nn.ModuleList(
             ScalarMix(bilm.config.num_layers + 1, layer_norm=layer_norm) for _ in range(num_mixes)
@@ -152,6 +173,11 @@ class ELMo(nn.Module):
             quantize: "int8" rounds the weights for faster use on a CPU; such a model can be neither trained nor saved.
             progress: Called with (file, bytes so far, bytes in all or None) while files are downloaded.
         """
+        if name is not None:
+            check_path("name", name)
+        _check_settings(freeze, num_mixes, dropout, layer_norm, keep_boundaries, state)
+        _check_placing(device, dtype, quantize, freeze)
+        check_callable("progress", progress)
         files = names.resolve(name, progress=progress).read()
         saved_mixes = len({n.split(".")[1] for n in files.weights if n.startswith("mixes.")})
         model = cls._from_model_files(
@@ -204,10 +230,16 @@ class ELMo(nn.Module):
             quantize: "int8" or None.
             progress: Called while files are downloaded.
         """
+        _check_settings(freeze, num_mixes, dropout, layer_norm, keep_boundaries, state)
+        _check_placing(device, dtype, quantize, freeze)
+        check_callable("progress", progress)
+        check_integer("num_mixes", num_mixes, least=0)  # not None
+        sources = {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}
+        for argument, source in {"options": options, "weights": weights, **sources}.items():
+            if source is not None or argument in ("options", "weights"):
+                check_path(argument, source)
         paths = {
-            f"{name}_path": fetch(source, progress=progress)
-            for name, source in {"vocabulary": vocabulary, "embeddings": embeddings, "softmax": softmax}.items()
-            if source is not None
+            f"{name}_path": fetch(source, progress=progress) for name, source in sources.items() if source is not None
         }
         options_path, weights_path = (fetch(source, progress=progress) for source in (options, weights))
         model = cls._from_model_files(
@@ -249,13 +281,8 @@ class ELMo(nn.Module):
         return model.eval()
 
     def _placed(self, device: str | torch.device | None, dtype: torch.dtype, quantize: str | None) -> ELMo:
-        self.to(device=device, dtype=dtype)
+        self.to(device=None if device is None else find_device(device), dtype=dtype)
         if quantize is not None:
-            if quantize != "int8" or dtype != torch.float32 or not self.freeze:
-                raise ValueError(
-                    f'quantize is "int8" or None, for a frozen model in float32; here quantize={quantize!r}, '
-                    f"dtype={dtype}, freeze={self.freeze}"
-                )
             self.bilm = quantized(self.bilm)
         return self
 
@@ -267,6 +294,8 @@ class ELMo(nn.Module):
             dtype: How the weights are stored, by default as the model holds them; "float16" takes half the space of
                 float32 and "int8" a quarter. Any folder loads as float32.
         """
+        check_path("folder", folder)
+        check_choice("dtype", dtype, (None, *get_args(model_folder.Storage)))
         self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
         weights |= {f"mixes.{name}": t.cpu() for name, t in self.mixes.state_dict().items()}
@@ -287,7 +316,7 @@ class ELMo(nn.Module):
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
         """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
         self._refuse_int8()
-        folder = Path(folder)
+        folder = Path(check_path("folder", folder))
         write_official(self.config, self.bilm.state_dict(), folder)
         if self.output_layer is not None:
             write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
@@ -300,8 +329,10 @@ class ELMo(nn.Module):
 
     def export_token_embeddings(self, vocabulary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
         """Write the context-free vector of each word of a vocabulary file, as bilm-tf's `dump_token_embeddings` did."""
+        check_path("path", path)
+        words = Vocabulary.load(Path(check_path("vocabulary", vocabulary))).words
         with torch.no_grad():
-            vectors = self._runner.embed_words(self.bilm, Vocabulary.load(Path(vocabulary)).words)
+            vectors = self._runner.embed_words(self.bilm, words)
         write_token_embeddings(vectors, path)
 
     def _card(self) -> str:
@@ -322,8 +353,9 @@ class ELMo(nn.Module):
             ids: Ids from `to_ids` (or `batch_to_ids`, for models that read characters): (B, T, 50) characters, (B, T)
                 words of a word-level model, or (B, T, 51) of a model with a lexicon.
         """
-        if isinstance(ids, Tensor):  # the biLM refuses anything else, with a clear message
-            ids = ids.to(self.device)
+        if not isinstance(ids, Tensor) or ids.dim() < 2:
+            raise ValueError(f"ids must be a tensor of to_ids or batch_to_ids, not {describe(ids)}")
+        ids = ids.to(self.device)
         keep = self.keep_boundaries or self.layer_norm  # the published layer norm counts the boundary tokens
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
             output = self._runner.carrying(
@@ -347,6 +379,9 @@ class ELMo(nn.Module):
         Returns:
             (B, T, 2P) for each mix, dropout applied.
         """
+        shape = (self.num_layers, None, None, self.dim)
+        _check_tensor("layers", layers, shape)
+        _check_tensor("mask", mask, tuple(layers.shape[1:3]))
         return [self.dropout(mixed) for mixed in self._mix(layers, mask)]
 
     def _mix(self, layers: Tensor, mask: Tensor) -> list[Tensor]:
@@ -374,6 +409,7 @@ class ELMo(nn.Module):
 
     def embed_words(self, words: Sequence[str]) -> Tensor:
         """Context-free vectors (N, P) of N words, without gradients."""
+        words = check_tokens(words, "words", "a list of words")
         with torch.no_grad():
             return self._runner.embed_words(self.bilm, words)
 
@@ -425,14 +461,17 @@ class ELMo(nn.Module):
             layers: "average" is the even mix, "top" the last layer, "all" every layer, a number one layer (0 is the
                 context-free one, -1 the last).
             batch_size: Largest number of sentences per batch. Batches are bounded in tokens in any case.
-            show_progress: Show progress on standard error: a bar, or lines where there is no terminal. Or a function that
+            show_progress: Show progress on standard error: a bar, or lines if there is no terminal. Or a function that
                 is called after each batch with the numbers of sentences done and in all.
             convert_to_tensor: Return tensors on the model's device instead of NumPy arrays.
 
         Returns:
             For each sentence (T, 2P), or (L+1, T, 2P) with `layers="all"`.
         """
-        view, sentences = view_of(layers, self.num_layers), as_list(sentences)
+        view = view_of(layers, self.num_layers, caller="embed")
+        convert_to_tensor = check_flag("convert_to_tensor", convert_to_tensor)
+        batch_size, show_progress = _check_running(batch_size, show_progress)
+        sentences = as_list(sentences)
         results: list[Any] = [None] * len(sentences)
         for batch, output in self._run(sentences, batch_size, show_progress):
             rows = view(output.layers).movedim(-3, 0)  # (B, …, T, 2P)
@@ -491,7 +530,12 @@ class ELMo(nn.Module):
         Returns:
             (n, 2P), or (2P,) for one string.
         """
-        view = view_of(layers, self.num_layers, single=True)
+        view = view_of(layers, self.num_layers, single=True, caller="encode")
+        normalize, convert_to_tensor = (
+            check_flag("normalize", normalize),
+            check_flag("convert_to_tensor", convert_to_tensor),
+        )
+        batch_size, show_progress = _check_running(batch_size, show_progress)
         texts = as_list([sentences] if isinstance(sentences, str) else sentences)
         dtype = torch.promote_types(next(self.bilm.parameters()).dtype, torch.float32)
         vectors = torch.zeros(len(texts), self.dim, device=self.device, dtype=dtype)
@@ -516,10 +560,14 @@ class ELMo(nn.Module):
             word: A word that is in both sentences; its first occurrence counts.
             layers: As for `embed`, but not "all".
         """
-        view_of(layers, self.num_layers, single=True)
+        layers = check_layers(layers, self.num_layers, single=True, caller="similarity")
+        for name, sentence in (("first", first), ("second", second)):
+            if not isinstance(sentence, str):
+                check_tokens(sentence, name, "a sentence, which is a string or a list of tokens")
         if word is None:
             a, b = self.encode([first, second], layers=layers)
         else:
+            check_string("word", word)
             tokens = as_tokens([first, second], self.tokenizer)
             places = [_find(word, sentence) for sentence in tokens]
             a, b = (vectors[place] for vectors, place in zip(self.embed(tokens, layers=layers), places, strict=True))
@@ -543,14 +591,17 @@ class ELMo(nn.Module):
             position: The place among the tokens; only with tokens.
             k: Number of words.
         """
-        scorer = self._scorer()
+        scorer, k = self._scorer(), check_integer("k", k)
         if isinstance(sentence, str):
             if position is not None:
                 raise ValueError(f"position={position} is for token lists; in a string mark the word: 'the [bank] .'")
-            sentence, position = marked_word(sentence, self.tokenizer, allow_blank=True)
+            return scorer.substitutes(*marked_word(sentence, self.tokenizer, allow_blank=True), k)
+        tokens = check_tokens(sentence, "sentence", "a string such as 'He sat on the [bank] .', or a list of tokens")
         if position is None:
             raise ValueError("a token list needs position=, the place of the word to replace")
-        return scorer.substitutes(as_tokens([sentence])[0], position, k)
+        if not tokens:
+            raise ValueError("sentence has no tokens: there is no word to replace")
+        return scorer.substitutes(tokens, check_integer("position", position, least=0, most=len(tokens) - 1), k)
 
     @property
     def is_language_model(self) -> bool:
@@ -594,6 +645,7 @@ class ELMo(nn.Module):
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
+        check_instance("tokenizer", tokenizer, Tokenizer, 'a Tokenizer, such as elmokit.text.Tokenizer("spaces")')
         self._runner.tokenizer = tokenizer
 
     @property
@@ -639,3 +691,54 @@ def _find(word: str, tokens: list[str]) -> int:
     if word.lower() in lowered:
         return lowered.index(word.lower())
     raise ValueError(f"the word {word!r} is not in the sentence; its tokens are {tokens}")
+
+
+# ---- checks of arguments ---------------------------------------------------------------------------------------------
+
+
+def _check_settings(
+    freeze: object, num_mixes: object, dropout: object, layer_norm: object, keep_boundaries: object, state: object
+) -> None:
+    """Check the settings of a model before its files are read; None is left to the files."""
+    check_flag("freeze", freeze)
+    check_optional_integer("num_mixes", num_mixes, least=0)
+    check_number("dropout", dropout, least=0, most=1)
+    if layer_norm is not None:
+        check_flag("layer_norm", layer_norm)
+    check_flag("keep_boundaries", keep_boundaries)
+    check_choice("state", state, get_args(StateRule))
+
+
+def _check_placing(device: str | torch.device | None, dtype: object, quantize: object, freeze: bool) -> None:
+    """Check where and how a model is to be loaded before its files are read."""
+    if device is not None:
+        if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
+            raise ValueError(f'device must be a name such as "cpu" or "cuda", or None, not {describe(device)}')
+        find_device(device)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(
+            f"dtype must be a type of torch for floating-point numbers, such as torch.float16, not {dtype!r}"
+        )
+    if quantize is not None and (quantize != "int8" or dtype != torch.float32 or not freeze):
+        raise ValueError(
+            f'quantize is "int8" or None, for a frozen model in float32; here quantize={quantize!r}, dtype={dtype}, '
+            f"freeze={freeze}"
+        )
+
+
+def _check_running(batch_size: object, show_progress: bool | OnProgress) -> tuple[int | None, bool | OnProgress]:
+    """Check how sentences are to be run, before they are read."""
+    if not callable(show_progress):
+        show_progress = check_flag("show_progress", show_progress)
+    return check_optional_integer("batch_size", batch_size), show_progress
+
+
+def _check_tensor(name: str, value: object, shape: tuple[int | None, ...]) -> None:
+    """Check a tensor and its shape; None is any size."""
+    wanted = f"a tensor of shape ({', '.join('any' if size is None else str(size) for size in shape)})"
+    check_instance(name, value, Tensor, wanted)
+    assert isinstance(value, Tensor)
+    if value.dim() != len(shape) or any(
+        want not in (None, size) for want, size in zip(shape, value.shape, strict=True)
+    ):
+        raise ValueError(f"{name} must be {wanted}, not {tuple(value.shape)}")

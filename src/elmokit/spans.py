@@ -12,13 +12,21 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import (
+    check_choice,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_optional_integer,
+    check_string,
+)
 from elmokit.inference.runner import Sentence
 from elmokit.inference.views import Layers, check_layers
 from elmokit.model import ELMo
@@ -103,9 +111,14 @@ def embed_spans(
     Raises:
         ValueError: If a span is empty or outside of its sentence, or the arguments do not fit together.
     """
+    check_instance("elmo", elmo, ELMo, "a model, such as ELMo.from_pretrained()")
     pool = _pooling(how, attention, elmo.dim)
-    check_layers(layers, elmo.num_layers)
-    tokens, located = _locate(as_list(sentences), as_list(spans), unit, elmo.tokenizer)
+    check_layers(layers, elmo.num_layers, caller="embed_spans")
+    convert_to_tensor = check_flag("convert_to_tensor", convert_to_tensor)
+    batch_size = check_optional_integer("batch_size", batch_size)
+    if not callable(show_progress):
+        show_progress = check_flag("show_progress", show_progress)
+    tokens, located = _locate(as_list(sentences), as_list(spans, "spans"), unit, elmo.tokenizer)
     step = SENTENCES_AT_ONCE
     if elmo.state == "carry":
         step = max(1, len(tokens))  # batches are those of one call
@@ -149,6 +162,8 @@ def to_token_spans(text: str, spans: Sequence[Span], tokenizer: Tokenizer = TREE
     >>> to_token_spans("She left New York.", [(9, 17)])
     TokenSpans(tokens=['She', 'left', 'New', 'York', '.'], spans=[(2, 4)])
     """
+    check_string("text", text)
+    check_instance("tokenizer", tokenizer, Tokenizer, "a Tokenizer, such as that of a model, ELMo.tokenizer")
     return _to_token_spans(text, spans, "spans", tokenizer)
 
 
@@ -163,8 +178,7 @@ def _locate(
     sentences: list[object], spans: list[object], unit: Unit, tokenizer: Tokenizer
 ) -> tuple[list[list[str]], list[list[Span]]]:
     """The tokens of each sentence, and its spans in tokens."""
-    if unit not in ("tokens", "characters"):
-        raise ValueError(f'unit must be "tokens" or "characters", not {unit!r}')
+    check_choice("unit", unit, get_args(Unit))
     if len(sentences) != len(spans):
         raise ValueError(
             f"{len(sentences)} sentences came with {len(spans)} lists of spans: pass one list per sentence"
@@ -198,7 +212,7 @@ def _to_token_spans(text: str, spans: object, name: str, tokenizer: Tokenizer) -
 
 def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
     """The spans of one sentence as pairs of ints inside it, or a ValueError that names the one that is not."""
-    if not isinstance(spans, Iterable) or isinstance(spans, str | bytes):
+    if not isinstance(spans, Iterable) or isinstance(spans, str | bytes) or getattr(spans, "shape", None) == ():
         raise ValueError(f"{name} is {spans!r}: expected the spans of one sentence, a list of (start, end)")
     checked = []
     for n, span in enumerate(spans):
@@ -217,6 +231,9 @@ def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
 
 
 def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+    check_choice("how", how, get_args(How))
+    if attention is not None:
+        check_instance("attention", attention, SpanAttention, "a SpanAttention")
     if how == "attention":
         if attention is None:
             raise ValueError('how="attention" needs attention=, a trained SpanAttention')
@@ -225,11 +242,7 @@ def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[T
         return attention
     if attention is not None:
         raise ValueError(f'attention= is for how="attention", not for how={how!r}')
-    if how == "mean":
-        return mean_of_spans
-    if how == "ends":
-        return ends_of_spans
-    raise ValueError(f'how must be "mean", "ends" or "attention", not {how!r}')
+    return mean_of_spans if how == "mean" else ends_of_spans
 
 
 # ---- inside a user's own network -------------------------------------------------------------------------------------
@@ -244,7 +257,7 @@ class SpanAttention(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim = check_integer("dim", dim)
         self.score = nn.Linear(dim, 1, bias=False)  # a softmax does not see a bias
         nn.init.zeros_(self.score.weight)
 
@@ -307,8 +320,15 @@ def pad_spans(spans: Sequence[Sequence[Span]], lengths: Sequence[int]) -> Tensor
     Raises:
         ValueError: If a span is empty or outside of its sentence.
     """
+    own_spans = as_list(spans, "spans")
+    own_lengths = [
+        check_integer(f"lengths[{n}]", length, least=0) for n, length in enumerate(as_list(lengths, "lengths"))
+    ]
+    if len(own_spans) != len(own_lengths):
+        raise ValueError(f"{len(own_spans)} lists of spans came with {len(own_lengths)} lengths: pass one per sentence")
     checked = [
-        _check(own, length, "tokens", f"spans[{n}]") for n, (own, length) in enumerate(zip(spans, lengths, strict=True))
+        _check(own, length, "tokens", f"spans[{n}]")
+        for n, (own, length) in enumerate(zip(own_spans, own_lengths, strict=True))
     ]
     most = max(map(len, checked), default=0)
     rows = [[*own, *[(0, 0)] * (most - len(own))] for own in checked]
@@ -326,6 +346,7 @@ def _softmax_inside(scores: Tensor, spans: Tensor) -> Tensor:
 
 def _checked(spans: Tensor, length: int) -> Tensor:
     """Check that spans are inside the tokens; not on a GPU, since that would wait for it."""
+    check_instance("spans", spans, Tensor, "a tensor of integers (B, S, 2): see pad_spans")
     if spans.is_floating_point() or spans.shape[-1:] != (2,):
         raise ValueError(f"spans are integers (B, S, 2), not {spans.dtype} of {tuple(spans.shape)}: see pad_spans")
     if spans.device.type == "cpu" and len(wrong := spans[~_is_place(spans, length)]):

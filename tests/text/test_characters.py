@@ -264,7 +264,7 @@ def test_no_sentences_and_empty_sentences_have_a_shape() -> None:
 @pytest.mark.parametrize("width", [2, 0, -1])
 def test_a_width_without_room_for_a_byte_is_refused(width: int) -> None:
     for spell in (words_to_ids, batch_to_ids):
-        with pytest.raises(ValueError, match=f"max_characters is {width}"):
+        with pytest.raises(ValueError, match=f"max_characters must be at least 3, not {width}"):
             spell([], max_characters=width)
 
 

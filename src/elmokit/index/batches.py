@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elmokit.inference.runner import Sentence
-from elmokit.text import Tokenizer, as_list, as_tokens
+from elmokit.text import Tokenizer, as_tokens
 
 TOKENS_AT_ONCE = 16384  # embedded and committed together: what a kill can cost
 
@@ -45,8 +45,6 @@ def make_batches(
     Raises:
         ValueError: If the first `num_known` sentences are not those that were added before.
     """
-    if isinstance(sentences, str):
-        as_list(sentences)  # raises: a list is expected
     changed = ValueError(
         f"{name} has {num_known:,} sentences of it, which are no longer its first ones: add the text under another "
         "name, or build a new index"

@@ -19,6 +19,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from elmokit.arguments import (
+    check_callable,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_path,
+    check_string,
+    describe,
+)
 from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.index.batches import SentenceBatch, make_batches
@@ -39,7 +48,7 @@ from elmokit.inference.runner import Sentence
 from elmokit.inference.vectors import unit
 from elmokit.inference.views import check_layers
 from elmokit.model import ELMo
-from elmokit.text import as_list, marked_word
+from elmokit.text import check_sentences, check_tokens, marked_word
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +125,14 @@ class WordIndex:
             ValueError: If the folder has content, or the model has no such layer.
             ImportError: If usearch is not installed.
         """
-        folder = Path(folder)
+        folder = Path(check_path("folder", folder))
+        _check_kind(model)
+        checked = check_layers(layer, model.num_layers, single=True, caller="WordIndex.create")
+        skip_punctuation = check_flag("skip_punctuation", skip_punctuation)
+        skipped = check_tokens(skip_words, "skip_words", "a list of words")
+        if model_name is not None:
+            check_string("model_name", model_name)
         _check_new(folder)
-        checked = check_layers(layer, model.num_layers, single=True)
         require("usearch.index", extra="index")
         settings = IndexSettings(
             digest=model.digest(),
@@ -126,7 +140,7 @@ class WordIndex:
             dim=model.dim,
             layer=checked,
             skip_punctuation=skip_punctuation,
-            skip_words=tuple(sorted({word.casefold() for word in as_list(skip_words)})),
+            skip_words=tuple(sorted({word.casefold() for word in skipped})),
         )
         folder.mkdir(parents=True, exist_ok=True)
         with claimed_folder(folder):
@@ -141,7 +155,8 @@ class WordIndex:
         Raises:
             ValueError: If the folder is not an index, or is damaged.
         """
-        return cls(Path(folder), read_settings(Path(folder)))
+        folder = Path(check_path("folder", folder))
+        return cls(folder, read_settings(folder))
 
     def __len__(self) -> int:
         return self.contents.num_rows
@@ -188,6 +203,11 @@ class WordIndex:
             ValueError: If the model is another one or carries its state, the source has changed, or another process is
                 adding.
         """
+        _check_kind(model)
+        sentences = check_sentences(sentences)
+        if source is not None:
+            check_string("source", source)
+        check_callable("progress", progress)
         self.check_model(model)
         if model.state == "carry":
             raise ValueError('this model carries its state from batch to batch: load it with state="stateless"')
@@ -221,6 +241,7 @@ class WordIndex:
         Raises:
             ValueError: If the model has other weights.
         """
+        _check_kind(model)
         # the digest takes a second: it is computed again only when weights were changed or replaced
         weights = [(p.data_ptr(), p._version) for p in model.bilm.parameters()]
         known, known_weights = self._known_model
@@ -300,8 +321,8 @@ class WordIndex:
         Raises:
             ValueError: If no word or more than one is marked, `k` is less than 1, or the model is another one.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}: ask for at least one neighbour")
+        _check_kind(model)
+        k = check_integer("k", k)
         asked, position = marked_word(sentence, model.tokenizer)
         self.check_model(model)
         query = model.embed([asked], layers=self._layer)[0][position]
@@ -334,11 +355,15 @@ class WordIndex:
         Raises:
             ValueError: If the vectors have another shape, or `k` is less than 1.
         """
-        queries = np.asarray(vectors, np.float32)
+        k, exact = check_integer("k", k), check_flag("exact", exact)
+        try:
+            queries = np.asarray(vectors, np.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"vectors must be numbers (n, {self.settings.dim}), not {describe(vectors)}") from error
         if queries.ndim != 2 or queries.shape[1] != self.settings.dim:
             raise ValueError(f"vectors are {queries.shape}: this index has vectors of (n, {self.settings.dim})")
-        if k < 1:
-            raise ValueError(f"k is {k}: ask for at least one neighbour")
+        if not np.isfinite(queries).all():
+            raise ValueError("vectors have values that are not finite: they cannot be compared")
         queries = np.asarray(unit(queries), np.float32)
         stored, in_graph = self._files.vectors, self.contents.graph_rows
         k = min(k, len(self))
@@ -382,3 +407,7 @@ def _check_new(folder: Path) -> None:
     left_by_a_killed_call = {CONTENTS_FILE, LOCK_FILE}
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= left_by_a_killed_call):
         raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
+
+
+def _check_kind(model: object) -> None:
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elmokit.arguments import check_optional_integer
 from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.word_cache import WordCache
 from elmokit.network import BiLM, BiLMOutput, BiLMState, to_device
@@ -103,9 +104,8 @@ class Runner:
         Raises:
             ValueError: If a size is less than 1, or an element is not a sentence.
         """
-        for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        batch_size = check_optional_integer("batch_size", batch_size)
+        batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
         device = next(bilm.parameters()).device
         budget: int | None
         carry = self.state == "carry" and not ignore_state

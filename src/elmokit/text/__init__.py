@@ -29,7 +29,7 @@ from elmokit.text.characters import (
 from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
 from elmokit.text.lexicon import Lexicon
 from elmokit.text.marked import MarkedWord, marked_word
-from elmokit.text.sentences import as_list, as_tokens
+from elmokit.text.sentences import as_list, as_tokens, check_sentences, check_tokens
 from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
 from elmokit.text.tokens import tokenize
 from elmokit.text.vocabulary import Vocabulary
@@ -56,6 +56,8 @@ __all__ = [
     "as_list",
     "as_tokens",
     "batch_to_ids",
+    "check_sentences",
+    "check_tokens",
     "make_word_ids",
     "marked_word",
     "tokenize",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
+from elmokit.arguments import check_integer
 from elmokit.text.sentences import as_tokens, check_tokens
 
 BOS, EOS, BOW, EOW, PAD = 256, 257, 258, 259, 260
@@ -42,8 +43,7 @@ def words_to_ids(words: Sequence[str], *, max_characters: int = MAX_CHARACTERS) 
     Raises:
         ValueError: If `words` is not a list of strings, or `max_characters` is less than 3.
     """
-    if max_characters < 3:
-        raise ValueError(f"max_characters is {max_characters}: a word needs at least 3 (begin, one byte, end)")
+    check_integer("max_characters", max_characters, least=3)  # begin, one byte, end
     max_bytes = max_characters - 2
     words = check_tokens(words, "words", "a list of words")
     encoded = [word.encode("utf-8", "ignore")[:max_bytes] for word in words]
@@ -83,6 +83,7 @@ def batch_to_ids(
     """
     import torch
 
+    max_characters = check_integer("max_characters", max_characters, least=3)
     tokens = as_tokens(sentences)
     # Row 0 is padding; each distinct word is encoded once.
     row_of: dict[str, int] = {}

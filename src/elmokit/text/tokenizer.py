@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
+from elmokit.arguments import check_string
 from elmokit.text.tokens import tokenize
 
 TokenizerName = Literal["treebank", "spaces", "characters"]
@@ -37,13 +38,14 @@ class Tokenizer:
     name: TokenizerName = "treebank"
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(TokenizerName):
+        if not isinstance(self.name, str) or self.name not in get_args(TokenizerName):
             raise ValueError(f"tokenizer must be one of {', '.join(get_args(TokenizerName))}, not {self.name!r}")
 
     def __call__(self, text: str) -> list[str]:
         """Split one sentence into tokens; a blank text has none."""
         if self.name == "treebank":
             return tokenize(text)
+        check_string("text", text)
         return text.split() if self.name == "spaces" else list("".join(text.split()))
 
     def with_offsets(self, text: str) -> list[Token]:
@@ -71,6 +73,7 @@ class Tokenizer:
             >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
             [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
         """
+        check_string("text", text)
         bounds, chunk = [0], 0
         for space in re.finditer(r"\s+", text):
             before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]

@@ -14,8 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from elmokit.arguments import check_path
 from elmokit.files import replacing
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, UNK_TOKEN
+from elmokit.text.sentences import check_tokens
 
 SPECIALS: Final = (BOS_TOKEN, EOS_TOKEN, UNK_TOKEN)
 
@@ -31,7 +33,7 @@ class Vocabulary:
     """
 
     def __init__(self, words: Iterable[str]) -> None:
-        self.words = tuple(words)
+        self.words = tuple(check_tokens(words, "words", "a list of words"))
         self._ids = {word: number for number, word in enumerate(self.words)}
         if len(self._ids) < len(self.words):
             first, word = next((n, word) for n, word in enumerate(self.words) if self._ids[word] != n)
@@ -51,7 +53,7 @@ class Vocabulary:
             ValueError: If a line is empty or not UTF-8, or as for `Vocabulary`; the message names the file.
         """
         words = []
-        for number, line in enumerate(Path(path).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+        for number, line in enumerate(Path(check_path("path", path)).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             try:
                 word = line.decode().strip()
             except UnicodeDecodeError:
@@ -68,7 +70,7 @@ class Vocabulary:
 
     def save(self, path: str | Path) -> None:
         """Write the words, one per line."""
-        with replacing(Path(path)) as temporary:
+        with replacing(Path(check_path("path", path))) as temporary:
             temporary.write_bytes(self._content())
 
     def _content(self) -> bytes:

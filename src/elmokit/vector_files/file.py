@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from elmokit.arguments import check_choice, check_flag, check_path
 from elmokit.extras import require
 from elmokit.inference.views import Layers
 from elmokit.model import ELMo
@@ -61,6 +62,11 @@ class VectorFile:
     use_sentence_keys: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(check_path("path", self.path)))
+        check_choice("format", self.format, get_args(Format))
+        check_choice("dtype", self.dtype, ("float32", "float16"))
+        for name in ("gzip", "tokenized", "forget_sentences", "use_sentence_keys"):
+            check_flag(name, getattr(self, name))
         if self.gzip and self.format == "safetensors":
             raise ValueError(f"{self.path}: safetensors files are not compressed: leave gzip out, or write hdf5")
         if self.format != "hdf5" and (self.forget_sentences or self.use_sentence_keys):

@@ -12,12 +12,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elmokit.arguments import check_callable, check_flag, check_instance, check_optional_integer
 from elmokit.files import claimed, replacing, sync_folder
+from elmokit.inference.views import check_layers
 from elmokit.model import ELMo
-from elmokit.text import Tokenizer
+from elmokit.text import Tokenizer, check_sentences
 from elmokit.vector_files.file import VectorFile, Written
 from elmokit.vector_files.formats import WRITERS
 from elmokit.vector_files.parts import Parts
@@ -74,6 +76,12 @@ def write_vectors(
             lines cannot be keys, or the model carries its state.
         OSError: If the file cannot be written. The parts are kept.
     """
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    check_instance("file", file, VectorFile, "a VectorFile")
+    file = replace(file, layers=check_layers(file.layers, model.num_layers, caller="write_vectors"))
+    batch_size, overwrite = check_optional_integer("batch_size", batch_size), check_flag("overwrite", overwrite)
+    check_callable("progress", progress)
+    lines = check_sentences(lines, "lines")
     if model.state == "carry":  # the lines of an earlier run are not read again, so their state is not known
         raise ValueError('this model carries its state from batch to batch: load it with state="stateless"')
     if file.use_sentence_keys:
