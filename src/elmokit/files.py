@@ -51,6 +51,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Write several files atomically: all are complete on disk before the first one is replaced.
 
+    The files have the mode of the umask.
+
     Args:
         paths: The files to write. They are replaced in this order.
 
@@ -64,12 +66,14 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
     targets = [Path(os.path.realpath(path)) for path in paths]
     temporaries = [target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp") for target in targets]
     try:
+        modes = []
         for temporary in temporaries:
             temporary.touch(exist_ok=False)
+            modes.append(temporary.stat().st_mode)  # that of the umask; some writers make a file of their own
         yield temporaries
-        for temporary in temporaries:
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
+        for temporary, mode in zip(temporaries, modes, strict=True):
+            temporary.chmod(mode)
+            sync_file(temporary)
         for temporary, target in zip(temporaries, targets, strict=True):
             os.replace(temporary, target)
         for folder in {target.parent for target in targets}:
@@ -216,6 +220,12 @@ def _flock(handle: int, path: Path, wait: bool) -> None:
         if not wait:
             raise
         logger.warning("%s cannot be locked (%s): do not use it from two processes at once", path, error)
+
+
+def sync_file(path: Path) -> None:
+    """Write the content of a file to disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,13 @@ import json
 import os
 import pickle
 import resource
+import shutil
+import signal
+import stat
 import subprocess
+import sys
+import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +24,7 @@ from elmokit import ELMo, Vocabulary
 from elmokit.compat import ElmoEmbedder
 from elmokit.network import OutputLayer
 from elmokit.storage import folder as checkpoint
+from elmokit.storage import names
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "."]
 SENTENCES = [["the", "bank", "."], ["bank"]]
@@ -51,6 +58,11 @@ def change_tensors(path: Path, change) -> None:
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
+
+
+def drop_checksums(folder: Path) -> None:
+    """Make the folder one of version 0.2, whose files may be changed."""
+    change_config(folder, lambda values: values.pop("checksums"))
 
 
 def change_config(folder: Path, change) -> None:
@@ -103,7 +115,7 @@ def test_the_softmax_and_vocabulary_of_another_model_do_not_stay_behind(model, f
 @pytest.mark.parametrize("tokenizer", ["treebank", "spaces", "characters"])
 def test_the_folder_says_how_text_is_split_into_tokens(folder, tmp_path, tokenizer):
     files = dataclasses.replace(checkpoint.load(folder), tokenizer=tokenizer)
-    checkpoint.save(files, tmp_path / "other", card="")
+    checkpoint.save(files, tmp_path / "other", card=(folder / "README.md").read_text(encoding="utf-8"))
     assert json.loads((tmp_path / "other" / "config.json").read_bytes())["tokenizer"] == tokenizer
     loaded = checkpoint.load(tmp_path / "other")
     assert (loaded.tokenizer, loaded.layer_norm) == (tokenizer, True)
@@ -125,6 +137,7 @@ def test_a_folder_of_another_precision_loads_as_float32(model, folder, dtype):
     for name in ("model", "softmax"):
         path = folder / f"{name}.safetensors"
         save_file({key: tensor.to(dtype) for key, tensor in load_file(path).items()}, path)
+    drop_checksums(folder)
     loaded = ELMo.from_pretrained(folder)
     for name, tensor in loaded.state_dict().items():
         assert tensor.dtype == torch.float32
@@ -530,6 +543,214 @@ def test_a_word_level_folder_needs_the_vocabulary_of_its_word_table(official_mod
     (tmp_path / "folder" / "vocabulary.txt").unlink()
     with pytest.raises(ValueError, match=r"vocabulary\.txt: .* 12 words needs its vocabulary: it is missing"):
         ELMo.from_pretrained(tmp_path / "folder")
+
+
+# ---- checksums -------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "softmax.safetensors", "vocabulary.txt"])
+def test_a_single_flipped_bit_in_any_file_is_named(folder, name):
+    path = folder / name
+    size = path.stat().st_size
+    for place, bit in [(0, 0), (size // 3, 2), (size - 9, 1), (size - 1, 7), (size // 2, 5)]:
+        flip(path, place, bit)
+        with pytest.raises(ValueError, match=rf'{name}.* checksum .*config\.json.*remove "checksums"'):
+            ELMo.from_pretrained(folder)
+        flip(path, place, bit)
+    ELMo.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("change", [{"cell_clip": 2.0}, {"max_characters": 51}, {"skip_connections": False}])
+def test_a_changed_size_that_fits_the_weights_is_named(folder, change):
+    change_config(folder, lambda values: values["bilm"].update(change))
+    with pytest.raises(ValueError, match=r'config\.json: the checksum of bilm .*remove "checksums"'):
+        ELMo.from_pretrained(folder)
+    drop_checksums(folder)
+    assert ELMo.from_pretrained(folder).config == dataclasses.replace(ELMo.from_pretrained(folder).config, **change)
+
+
+def test_the_checksums_are_those_of_the_files(folder):
+    files = contents(folder)
+    recorded = json.loads(files.pop("config.json"))["checksums"]["files"]
+    assert recorded == {name: f"{zlib.crc32(content):08x}" for name, content in files.items()}
+
+
+def test_a_folder_without_checksums_gets_them_and_nothing_else_changes(folder):
+    before = contents(folder)
+    drop_checksums(folder)
+    checkpoint.record_checksums(folder)
+    after = contents(folder)
+    assert {name: data for name, data in after.items() if name != "config.json"} == {
+        name: data for name, data in before.items() if name != "config.json"
+    }
+    values = [json.loads(side["config.json"]) for side in (before, after)]
+    values[0]["checksums"]["files"].pop("README.md")  # which a user may have written
+    assert values[0] == values[1]
+    flip(folder / "vocabulary.txt", 20, 0)
+    with pytest.raises(ValueError, match="checksum"):
+        ELMo.from_pretrained(folder)
+
+
+def test_the_model_of_the_package_has_checksums():
+    folder = names.resolve("en").folder
+    recorded = json.loads((folder / "config.json").read_bytes())["checksums"]["files"]
+    assert set(recorded) == {"model.safetensors", "softmax.safetensors", "vocabulary.txt"}
+    for name, value in recorded.items():
+        assert value == f"{zlib.crc32((folder / name).read_bytes()):08x}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [1, {}, {"bilm": "0", "files": {}}, {"bilm": "0", "files": {"model.safetensors": "0", "../x": "0"}}, {"files": 1}],
+)
+def test_checksums_of_another_form_are_refused(folder, wrong):
+    change_config(folder, lambda values: values.update(checksums=wrong))
+    with pytest.raises(ValueError, match=r"config\.json: checksums"):
+        ELMo.from_pretrained(folder)
+
+
+# ---- a process that is killed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_of_0_2", "new_has_softmax"), [(True, True), (False, False)])
+def test_a_save_that_is_killed_before_any_of_its_steps_leaves_the_old_or_the_new_model(
+    model, folder, tmp_path, is_of_0_2, new_has_softmax
+):
+    old = {name: tensor.clone() for name, tensor in ELMo.from_pretrained(folder).state_dict().items()}
+    if is_of_0_2:
+        drop_checksums(folder)
+    if not new_has_softmax:
+        model.output_layer = model.vocabulary = None
+    other(model).save_pretrained(tmp_path / "new")
+    new = ELMo.from_pretrained(tmp_path / "new").state_dict()
+
+    def which(path: Path) -> str:
+        state = ELMo.from_pretrained(path).state_dict()
+        for name, expected in (("old", old), ("new", new)):
+            if state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in state):
+                return name
+        return "a mixture"
+
+    seen = []
+    pid = os.getpid()
+    for steps in range(200):
+        target = tmp_path / f"target{steps}"
+        shutil.copytree(folder, target)
+        child = os.fork()
+        if child == 0:
+            _save_and_die(tmp_path / "new", target, steps)
+        assert os.getpid() == pid
+        _, status = os.waitpid(child, 0)
+        seen.append(which(target))
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        model.save_pretrained(target)  # cleans up
+        assert sorted(contents(target)) == sorted(contents(tmp_path / "new"))
+        assert which(target) == "new"
+    assert set(seen) == {"old", "new"}
+    assert seen == sorted(seen, reverse=True)
+    assert len(seen) > 12
+
+
+def _save_and_die(source: Path, target: Path, steps: int) -> None:
+    """Save the model of one folder to another, and kill the process before the given change of the target."""
+    writes = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod"}
+
+    def count(event: str, arguments: tuple) -> None:
+        nonlocal steps
+        if event == "open":
+            is_write = isinstance(arguments[2], int) and arguments[2] & (os.O_RDWR | os.O_WRONLY)
+        else:
+            is_write = event in writes
+        if is_write:
+            steps -= 1
+            if steps < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        elmo = ELMo.from_pretrained(source)
+        sys.addaudithook(count)
+        elmo.save_pretrained(target)
+    finally:
+        os._exit(0 if steps >= 0 else 1)
+
+
+def test_a_model_that_is_saved_and_loaded_at_once_is_never_a_mixture(model, folder):
+    states = [{name: t.clone() for name, t in model.state_dict().items()}]
+    states.append({name: t + 1 for name, t in states[0].items()})
+    stop = threading.Event()
+
+    def save() -> None:
+        count = 0
+        while not stop.is_set():
+            count += 1
+            model.load_state_dict(states[count % 2])
+            model.save_pretrained(folder)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        for _ in range(40):
+            loaded = ELMo.from_pretrained(folder).state_dict()
+            assert any(all(torch.equal(loaded[name], state[name]) for name in state) for state in states)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_two_processes_that_save_to_one_folder_leave_one_of_the_models(model, folder, tmp_path):
+    children = []
+    for number in range(2):
+        if (child := os.fork()) == 0:
+            try:
+                for _ in range(10):
+                    other(model).save_pretrained(folder) if number else model.save_pretrained(folder)
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    loaded = ELMo.from_pretrained(folder)
+    difference = loaded.bilm.state_dict()["layers.0.bias"] - model.bilm.state_dict()["layers.0.bias"]
+    for name, tensor in loaded.state_dict().items():
+        assert torch.allclose(tensor - model.state_dict()[name], difference[0, 0], atol=1e-4), name
+    assert len(contents(folder)) == 5
+
+
+# ---- files and their modes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_files_of_a_model_have_the_mode_of_the_umask(model, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        model.save_pretrained(tmp_path / "folder")
+        model.export_hdf5(tmp_path / "official")
+    finally:
+        os.umask(before)
+    for folder in ("folder", "official"):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / folder).iterdir()}
+        assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
+def test_the_card_of_an_earlier_save_is_replaced_and_that_of_version_0_2_too(model, folder, official_model):
+    made = official_model(seed=1, layers=1)
+    smaller = ELMo.from_files(made.options_path, made.weights_path)
+    old_card = (folder / "README.md").read_text(encoding="utf-8")
+    assert old_card.startswith("# A biLM over characters\n\n2 layers of 7 cells")
+    smaller.save_pretrained(folder)
+    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(old_card, encoding="utf-8")
+    change_config(folder, lambda values: values.pop("checksums"))
+    smaller.save_pretrained(folder)
+    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 # ---- writes that fail -----------------------------------------------------------------------------------------------

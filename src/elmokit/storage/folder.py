@@ -3,9 +3,10 @@
 The folder has config.json, model.safetensors and README.md; that of a language model also softmax.safetensors and
 vocabulary.txt; that of a model with a lexicon of its own (not UTF-8 bytes) also lexicon.json.
 
-Input: tensors named as the parameters of `network.BiLM`. Output: a folder, written completely or not at all. In the
-other direction, the name, shape, dtype and values of every tensor are checked, and it is float32 whatever it was stored
-as. Nothing is unpickled.
+Input: tensors named as the parameters of `network.BiLM`. Output: a folder, written completely or not at all (see
+`switching.py`). In the other direction, the checksum of every file and the name, shape, dtype and values of every
+tensor are checked, and it is float32 whatever it was stored as. Folders of versions 0.1 and 0.2 have no checksums.
+Nothing is unpickled.
 
 A matrix may be stored as int8: `NAME` holds integers and `NAME.scale` the step size per output of the matrix, shaped so
 that their product is the matrix. The dtypes of the tensors tell how they are stored.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -22,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from elmokit.config import BiLMConfig
-from elmokit.files import replacing_together
+from elmokit.files import replacing
 from elmokit.network import BiLM
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage.layouts import (
@@ -41,13 +43,31 @@ from elmokit.storage.layouts import (
     VOCABULARY_FILE,
     WEIGHTS_FILE,
 )
+from elmokit.storage.switching import (
+    CHECKSUMS,
+    checking,
+    checksum,
+    checksum_of_json,
+    find_files,
+    read_checksums,
+    replace_files,
+    signature,
+)
 from elmokit.text import Lexicon, Tokenizer, TokenizerName, Vocabulary, make_word_ids
+
+logger = logging.getLogger(__name__)
 
 Storage = Literal["float32", "float16", "int8"]
 
+CHECKED_FILES = (WEIGHTS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE)
+LOADING_ATTEMPTS = 10  # while another process writes the folder
 STEPS = 127  # an int8 matrix holds integers from -127 to 127
 SCALE = ".scale"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CARD_OF_0_2 = re.compile(
+    r"# A biLM over [^\n]+\n\n\d+ layers of \d+ cells, projection \d+; [\d,]+ parameters\.\n\n"
+    r"```python\nfrom elmokit import ELMo\n\nmodel = ELMo\.from_pretrained\(\"this folder\"\)\n```\n"
+)
 MIX_NAME = re.compile(r"mixes\.(\d+)\.(weights|gamma)")
 
 
@@ -70,12 +90,12 @@ class ModelFiles:
 
 
 def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storage: Storage | None = None) -> None:
-    """Write a model folder. Every file is complete on disk before the first is replaced, config.json last.
+    """Write a model folder. If the process is killed, the folder holds the old model or the new one, both complete.
 
     Args:
         files: The model.
         folder: The folder to write. It is created if it does not exist. Files of another model in it are replaced.
-        card: Text of README.md, which is written only if there is none.
+        card: Text of README.md. A README.md that someone wrote or changed is kept.
         storage: How the tensors are stored (see `stored`); None stores them as they are.
 
     Raises:
@@ -89,7 +109,6 @@ def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storag
         "layer_norm": files.layer_norm,
         "tokenizer": files.tokenizer,
     }
-    config = json.dumps(values, indent=2) + "\n"
     writers: dict[str, Callable[[Path], object]] = {WEIGHTS_FILE: partial(_write, stored(files.weights, storage))}
     if files.softmax is not None:
         writers[SOFTMAX_FILE] = partial(_write, stored(files.softmax, storage))
@@ -98,15 +117,49 @@ def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storag
     if files.lexicon is not None:
         lexicon = json.dumps({"characters": files.lexicon.characters, "words": files.lexicon.words})
         writers[LEXICON_FILE] = lambda path: path.write_text(lexicon + "\n", encoding="utf-8")
-    if not (folder / CARD_FILE).exists():
+    if _may_replace_card(folder, card):
         writers[CARD_FILE] = lambda path: path.write_text(card, encoding="utf-8")
-    writers[CONFIG_FILE] = lambda path: path.write_text(config, encoding="utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing_together([folder / name for name in writers]) as temporaries:
-        for write, temporary in zip(writers.values(), temporaries, strict=True):
-            write(temporary)
-    for name in {SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE} - set(writers):  # of another model
-        (folder / name).unlink(missing_ok=True)
+
+    def write_config(path: Path, checksums: dict[str, str]) -> None:
+        path.write_text(_config_text(values, checksums), encoding="utf-8")
+
+    obsolete = {SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE} - set(writers)  # of another model
+    replace_files(folder, writers, write_config, obsolete)
+
+
+def record_checksums(folder: str | os.PathLike[str]) -> None:
+    """Write the checksums of the files of a model folder to its config.json.
+
+    For a folder of version 0.1 or 0.2, or one whose files were changed on purpose. The model must load.
+
+    Args:
+        folder: The model folder.
+
+    Raises:
+        ValueError: If the model is damaged.
+    """
+    folder = Path(folder)
+    values = read_json(folder / CONFIG_FILE)
+    values.pop(CHECKSUMS, None)
+    _load(folder, dict(values))
+    names = [name for name in CHECKED_FILES if (folder / name).is_file()]
+    with replacing(folder / CONFIG_FILE) as path:
+        path.write_text(_config_text(values, {name: checksum(folder / name) for name in names}), encoding="utf-8")
+
+
+def _config_text(values: Mapping[str, Any], checksums: Mapping[str, str]) -> str:
+    """The content of config.json, with the checksums of its biLM and of the files."""
+    bilm = checksum_of_json(values["bilm"])
+    return json.dumps({**values, CHECKSUMS: {"bilm": bilm, "files": checksums}}, indent=2) + "\n"
+
+
+def _may_replace_card(folder: Path, card: str) -> bool:
+    """Whether README.md does not exist, or was written by `save` and not changed since."""
+    path = folder / CARD_FILE
+    if not path.is_file() or checksum(path) == read_checksums(folder).get(CARD_FILE):
+        return True
+    text = path.read_bytes().decode("utf-8", "replace")
+    return text == card or CARD_OF_0_2.fullmatch(text) is not None
 
 
 def load(folder: str | os.PathLike[str]) -> ModelFiles:
@@ -124,11 +177,27 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder}: no {CONFIG_FILE}, so this is not an elmokit model folder")
-    values = read_json(folder / CONFIG_FILE)
+    for _ in range(LOADING_ATTEMPTS):
+        before = signature(folder)
+        try:
+            files = _load(folder, read_json(folder / CONFIG_FILE))
+        except (ValueError, FileNotFoundError):
+            if signature(folder) == before:
+                raise
+        else:
+            if signature(folder).config == before.config:
+                return files
+    raise ValueError(f"{folder}: another process is writing this model: wait until it has ended")
+
+
+def _load(folder: Path, values: dict[str, Any]) -> ModelFiles:
+    """Read and check a model folder whose config.json holds `values`."""
     if values.pop("format", None) != "elmokit":
         raise ValueError(f'{folder / CONFIG_FILE}: no "format": "elmokit", so another program wrote it')
-    config = from_mapping(BiLMConfig, values.pop("bilm", None), source=f"{folder / CONFIG_FILE}: bilm")
+    bilm = values.pop("bilm", None)
+    config = from_mapping(BiLMConfig, bilm, source=f"{folder / CONFIG_FILE}: bilm")
     layer_norm, tokenizer = values.pop("layer_norm", False), values.pop("tokenizer", "treebank")
+    recorded = values.pop(CHECKSUMS, None)
     if values:
         raise ValueError(f"{folder / CONFIG_FILE}: unknown key {min(values)!r}")
     if not isinstance(layer_norm, bool):
@@ -137,28 +206,65 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
         Tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from None
-    weights = _read(folder / WEIGHTS_FILE)
-    with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in BiLM(config).state_dict().items()}
-    for mix in range(len({match[1] for name in weights if (match := MIX_NAME.fullmatch(name))})):
-        expected |= {f"mixes.{mix}.weights": (config.num_layers + 1,), f"mixes.{mix}.gamma": ()}
-    check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, folder / WEIGHTS_FILE)
-    vocabulary = Vocabulary.load(folder / VOCABULARY_FILE) if (folder / VOCABULARY_FILE).is_file() else None
-    lexicon = None if config.num_lexicon_characters is None else _read_lexicon(folder / LEXICON_FILE)
-    words_file = LEXICON_FILE if config.num_words is None else VOCABULARY_FILE
-    make_word_ids(config, vocabulary, lexicon, source=str(folder / words_file))
-    softmax = _read_softmax(folder, config, vocabulary)
+    checksums = _checksums(recorded, folder / CONFIG_FILE)
+    paths = _paths(folder, checksums)
+    problem = _bilm_problem(recorded, bilm, folder / CONFIG_FILE)
+    with checking(folder, {paths[name]: value for name, value in checksums.items() if name in paths}, problem):
+        weights_path = paths.get(WEIGHTS_FILE, folder / WEIGHTS_FILE)
+        weights = _read(weights_path)
+        with torch.device("meta"):
+            expected = {name: tuple(tensor.shape) for name, tensor in BiLM(config).state_dict().items()}
+        for mix in range(len({match[1] for name in weights if (match := MIX_NAME.fullmatch(name))})):
+            expected |= {f"mixes.{mix}.weights": (config.num_layers + 1,), f"mixes.{mix}.gamma": ()}
+        check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, weights_path)
+        vocabulary = Vocabulary.load(paths[VOCABULARY_FILE]) if VOCABULARY_FILE in paths else None
+        lexicon_path = paths.get(LEXICON_FILE, folder / LEXICON_FILE)
+        lexicon = None if config.num_lexicon_characters is None else _read_lexicon(lexicon_path)
+        words_file = LEXICON_FILE if config.num_words is None else VOCABULARY_FILE
+        make_word_ids(config, vocabulary, lexicon, source=str(folder / words_file))
+        softmax = None
+        if SOFTMAX_FILE in paths:
+            softmax = _read_softmax(paths[SOFTMAX_FILE], config, vocabulary)
     return ModelFiles(config, weights, softmax, vocabulary, lexicon, layer_norm, tokenizer)
 
 
-def _read_softmax(folder: Path, config: BiLMConfig, vocabulary: Vocabulary | None) -> dict[str, Tensor] | None:
-    """The output layer of a language model, which has one row per word of the vocabulary; None if there is none."""
-    path = folder / SOFTMAX_FILE
-    if not path.is_file():
+def _checksums(recorded: Any, source: Path) -> dict[str, str]:
+    """The checksums of the files in config.json; empty if there are none."""
+    if recorded is None:
+        return {}
+    if not isinstance(recorded, Mapping) or set(recorded) != {"bilm", "files"}:
+        raise ValueError(f'{source}: {CHECKSUMS} must hold "bilm" and "files", not {recorded!r}')
+    checksums = recorded["files"]
+    if not isinstance(checksums, Mapping) or not {WEIGHTS_FILE} <= set(checksums) <= {*CHECKED_FILES, CARD_FILE}:
+        raise ValueError(f"{source}: {CHECKSUMS}.files must hold checksums of the model's files, not {checksums!r}")
+    return {name: value for name, value in checksums.items() if name != CARD_FILE}  # a card may be edited
+
+
+def _bilm_problem(recorded: Any, bilm: Any, source: Path) -> str | None:
+    """What is wrong with the sizes of the biLM, by their checksum in config.json; None if nothing is."""
+    if recorded is None or (actual := checksum_of_json(bilm)) == recorded["bilm"]:
         return None
+    return (
+        f"{source}: the checksum of bilm is {actual}, but {recorded['bilm']!r} is recorded: the file is damaged. "
+        f'If you changed it on purpose, remove "{CHECKSUMS}"'
+    )
+
+
+def _paths(folder: Path, checksums: Mapping[str, str]) -> dict[str, Path]:
+    """The files of a model that exist. One that config.json does not name is of another model and is ignored."""
+    if not checksums:
+        return {name: folder / name for name in CHECKED_FILES if (folder / name).is_file()}
+    for name in CHECKED_FILES:
+        if name not in checksums and (folder / name).is_file():
+            logger.warning("%s is ignored: %s does not name it", folder / name, CONFIG_FILE)
+    return {name: path for name, path in find_files(folder, checksums).items() if path.is_file()}
+
+
+def _read_softmax(path: Path, config: BiLMConfig, vocabulary: Vocabulary | None) -> dict[str, Tensor]:
+    """The output layer of a language model, which has one row per word of the vocabulary."""
     softmax = _read(path)
     if vocabulary is None:
-        raise ValueError(f"{folder}: {SOFTMAX_FILE} needs a {VOCABULARY_FILE} that names its rows")
+        raise ValueError(f"{path.parent}: {SOFTMAX_FILE} needs a {VOCABULARY_FILE} that names its rows")
     expected = {"weight": (len(vocabulary), config.projection_dim), "bias": (len(vocabulary),)}
     check_shapes({name: tuple(tensor.shape) for name, tensor in softmax.items()}, expected, path)
     return softmax
