@@ -85,7 +85,8 @@ class ELMo(nn.Module):
 
     Args:
         bilm: The network. Usually `from_pretrained` or `from_files` makes it.
-        freeze: Keep the biLM and the output layer as they are; False trains them with the task.
+        freeze: Keep the biLM as it is; False trains it with the task, as `unfreeze` does later. The output layer, which
+            `forward` does not use, is not trained in either case.
         num_mixes: Number of mixes of layers that the task learns.
         dropout: Dropout of each mix, in training.
         layer_norm: Normalize each layer before it is mixed.
@@ -131,15 +132,16 @@ class ELMo(nn.Module):
         self.output_layer = output_layer
         self.vocabulary = vocabulary
         self.lexicon = lexicon
-        self.freeze, self.layer_norm, self.keep_boundaries = freeze, layer_norm, keep_boundaries
-        for module in (bilm, output_layer):
-            if module is not None:
-                module.requires_grad_(not freeze)
+        self.layer_norm, self.keep_boundaries = layer_norm, keep_boundaries
+        self.freeze = freeze
+        if output_layer is not None:
+            output_layer.requires_grad_(False)
         self._runner = Runner(make_word_ids(bilm.config, vocabulary, lexicon), Tokenizer(tokenizer), state)
 
     # ---- from and to files -------------------------------------------------------------------------------------------
 
     @classmethod
+    @torch.inference_mode(False)  # a model that is loaded inside inference mode also works outside of it
     def from_pretrained(
         cls,
         name: str | os.PathLike[str] | None = None,
@@ -192,6 +194,7 @@ class ELMo(nn.Module):
         return model._placed(device, dtype, quantize)
 
     @classmethod
+    @torch.inference_mode(False)
     def from_files(
         cls,
         options: str | os.PathLike[str],
@@ -347,7 +350,7 @@ class ELMo(nn.Module):
     # ---- inside a user's own network ---------------------------------------------------------------------------------
 
     def forward(self, ids: Tensor) -> ELMoOutput:
-        """Run a batch inside a network. Gradients reach the mixes; they reach the biLM too where `freeze` is False.
+        """Run a batch inside a network. Gradients reach the mixes, and the layers of the biLM that are not frozen.
 
         Args:
             ids: Ids from `to_ids` (or `batch_to_ids`, for models that read characters): (B, T, 50) characters, (B, T)
@@ -357,10 +360,9 @@ class ELMo(nn.Module):
             raise ValueError(f"ids must be a tensor of to_ids or batch_to_ids, not {describe(ids)}")
         ids = ids.to(self.device)
         keep = self.keep_boundaries or self.layer_norm  # the published layer norm counts the boundary tokens
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
-            output = self._runner.carrying(
-                self.bilm, len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep)
-            )
+        output = self._runner.carrying(
+            self.bilm, len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep)
+        )
         mixes = self._mix(output.layers, output.mask)  # (B, T, 2P) each
         layers, mask = output.layers, output.mask
         if keep and not self.keep_boundaries:
@@ -391,6 +393,44 @@ class ELMo(nn.Module):
         """Sum of squares of all mixes' layer weights: add `lambda` times this to a task's loss."""
         zero = torch.zeros((), device=self.device)
         return sum((mix.l2() for mix in self.mixes if isinstance(mix, ScalarMix)), zero)
+
+    @property
+    def freeze(self) -> bool:
+        """Whether no weight of the biLM is trained. Set it to freeze or unfreeze the complete biLM."""
+        return not any(parameter.requires_grad for parameter in self.bilm.parameters())
+
+    @freeze.setter
+    def freeze(self, freeze: bool) -> None:
+        if freeze:
+            self.bilm.requires_grad_(False)
+        else:
+            self.unfreeze()
+
+    def unfreeze(self, from_layer: int = 0) -> ELMo:
+        """Train the biLM from now on: all of it, or the upper layers.
+
+        `freeze = True` freezes it again. The output layer is not trained by `forward` and stays as it is.
+
+        Args:
+            from_layer: The lowest layer that is trained; those below it are frozen. 0 is the context-free layer, which
+                is the character encoder or the word table; 1 to L are the LSTM layers; -1 is the top one.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: If there is no such layer, or the weights are int8.
+        """
+        if self.bilm.is_int8:
+            raise ValueError("this model's weights were rounded to int8: load it without quantize to train it")
+        is_number = isinstance(from_layer, int | np.integer) and not isinstance(from_layer, bool)
+        if not is_number or not -self.num_layers <= from_layer < self.num_layers:
+            raise ValueError(f"from_layer must be a number from 0 to {self.num_layers - 1}, or -1, not {from_layer!r}")
+        first = int(from_layer) % self.num_layers
+        self.bilm.requires_grad_(first == 0)
+        for layer in self.bilm.layers[max(0, first - 1) :]:
+            layer.requires_grad_(True)
+        return self
 
     def to_ids(self, sentences: Sequence[Sentence]) -> Tensor:
         """Turn sentences into the ids that `forward` reads.
@@ -479,8 +519,8 @@ class ELMo(nn.Module):
                 rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu()  # NumPy has no bfloat16
             for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
                 vectors = row.narrow(-2, 0, length)
-                # an array is a copy: a view would keep the whole batch
-                results[position] = vectors if convert_to_tensor else vectors.numpy().copy()
+                # a copy: a view would keep, and save, the vectors of the complete batch
+                results[position] = vectors.clone() if convert_to_tensor else vectors.numpy().copy()
         return results
 
     @overload

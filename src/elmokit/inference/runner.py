@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from elmokit.arguments import check_optional_integer
 from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.word_cache import WordCache
+from elmokit.kernels import product_dtype, samples_of
 from elmokit.network import BiLM, BiLMOutput, BiLMState, to_device
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
 
@@ -30,6 +32,7 @@ TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # largest number of padded tokens
 SENTENCES_AT_ONCE = 16384  # number of sentences that are tokenized and sorted by length together
 CARRIED_ROWS = 64  # default number of rows per batch if state is carried
 CACHED_WORDS = 65536  # capacity of the cache of word vectors
+NUM_SAMPLES = 2048  # elements of each weight that are compared to notice a change
 
 
 class Runner:
@@ -72,8 +75,9 @@ class Runner:
         self._words.forget()
 
     def embed_words(self, bilm: BiLM, words: Sequence[str]) -> Tensor:
-        """Context-free vectors (N, P) of N words, without the cache."""
-        return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
+        """Context-free vectors (N, P) of N words, without the cache and without gradients."""
+        with torch.no_grad(), _without_autocast_cache():
+            return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
 
     @torch.no_grad()
     def run(
@@ -121,20 +125,23 @@ class Runner:
             tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
             return plan(tokens, window[0], budget=budget, batch_size=batch_size)
 
-        def contextualize(batch: Batch) -> BiLMOutput:
-            vectors, lengths = self._token_vectors(bilm, batch, use_cache)
+        # looking up a row of a table is as fast as looking it up in the cache
+        key = weights_key(bilm) if use_cache and bilm.word_embedding is None else None
 
+        def contextualize(batch: Batch) -> BiLMOutput:
             def run(state: BiLMState | None) -> BiLMOutput:
                 return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=keep_boundaries)
 
-            return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
+            with _without_autocast_cache():
+                vectors, lengths = self._token_vectors(bilm, batch, key)
+                return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
 
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
-    def _token_vectors(self, bilm: BiLM, batch: Batch, use_cache: bool) -> tuple[Tensor, Tensor]:
-        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,)."""
+    def _token_vectors(self, bilm: BiLM, batch: Batch, key: object | None) -> tuple[Tensor, Tensor]:
+        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,); key None: no cache."""
         lengths = np.array(batch.lengths)
         words = [BOS_TOKEN, EOS_TOKEN, *chain.from_iterable(batch.tokens)]
 
@@ -151,8 +158,8 @@ class Runner:
             return self.embed_words(bilm, new)
 
         device = next(bilm.parameters()).device
-        if use_cache:
-            vectors = self._words.lookup(words, embed, arrange, _weights_key(bilm))
+        if key is not None:
+            vectors = self._words.lookup(words, embed, arrange, key)
         else:
             distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
             grid = arrange(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
@@ -208,9 +215,31 @@ def _run_batch(
         yield from _run_batch(Batch(batch.positions[part], batch.tokens[part]), contextualize, can_split=can_split)
 
 
-def _weights_key(bilm: BiLM) -> tuple[Any, ...]:
-    """A key that changes with the weights of the context-free vectors."""
-    return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in bilm.word_parameters())
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Let autocast forget the weights that it casts here: without a gradient, they are of no use to a training step."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
+def weights_key(bilm: BiLM) -> tuple[object, ...]:
+    """A key that changes with the weights and the dtype of the context-free vectors.
+
+    PyTorch does not count writes through `.data`, so elements of every weight are part of the key. Their number is such
+    that a change of a complete row or column of the published models is noticed.
+    """
+    weights = bilm.word_parameters()
+    samples = [samples_of(weight, NUM_SAMPLES) for weight in weights]
+    if weights[0].is_cuda:
+        samples = [torch.cat(samples).cpu()]  # the host waits once
+    if weights[0].dtype == torch.bfloat16:
+        samples = [part.view(torch.int16) for part in samples]  # NumPy has no bfloat16
+    places = [(w.data_ptr(), 0 if w.is_inference() else w._version, w.dtype, w.device) for w in weights]
+    return (*places, product_dtype(weights[0]), *(part.numpy().tobytes() for part in samples))
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -59,7 +59,8 @@ class WordCache:
         Returns:
             Vectors of the shape of `arrange(slots)` and P.
         """
-        with self._lock:
+        # what is kept is read inside and outside of inference mode
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             if key != self._key:
                 self._empty()
                 self._key = key

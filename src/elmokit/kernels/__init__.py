@@ -4,6 +4,7 @@ interface.py  the function that every engine has, and its tensors
 eager.py      the reference: the equations in plain PyTorch
 cpu/          fast on CPU cores, in float32 and int8
 cuda/         fast on NVIDIA GPUs
+samples.py    elements of a weight by which a change is noticed
 """
 
 from __future__ import annotations
@@ -23,14 +24,31 @@ from torch import Tensor
 
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
+from elmokit.kernels.samples import samples_of
 
-__all__ = ["Engine", "LSTMState", "LSTMWeights", "bfloat16_works", "check_dtype", "choose", "forced", "has_triton"]
+__all__ = [
+    "Engine",
+    "LSTMState",
+    "LSTMWeights",
+    "bfloat16_works",
+    "check_dtype",
+    "choose",
+    "forced",
+    "has_triton",
+    "product_dtype",
+    "samples_of",
+]
 
 _forced: ContextVar[ModuleType | None] = ContextVar("elmokit_engine", default=None)
 
 
 def choose(inputs: Tensor) -> Engine:
-    """The fastest engine for `inputs` (by device and dtype), or the one that `forced` sets."""
+    """The fastest engine for `inputs` (by device and dtype), or the one that `forced` sets.
+
+    Raises:
+        ValueError: If the products kill the process (see `check_dtype`).
+    """
+    check_dtype(inputs)
     if (engine := _forced.get()) is not None:
         return cast(Engine, engine)
     if inputs.is_cuda:
@@ -58,12 +76,18 @@ def forced(engine: ModuleType) -> Iterator[None]:
 
 
 def check_dtype(tensor: Tensor) -> None:
-    """Raise a ValueError for bfloat16 tensors on a CPU where bfloat16 products kill the process."""
-    if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and not bfloat16_works():
+    """Raise a ValueError if products of `tensor` are bfloat16, by its dtype or autocast, and kill the process here."""
+    if tensor.device.type == "cpu" and product_dtype(tensor) == torch.bfloat16 and not bfloat16_works():
         raise ValueError(
-            "bfloat16 products crash on this CPU: use dtype=torch.float32 (which is also faster here), "
+            "bfloat16 products crash on this CPU: use float32 without autocast (which is also faster here), "
             "or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before the first product"
         )
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of products of `tensor`: its own, or that of autocast."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 @functools.cache

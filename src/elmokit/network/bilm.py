@@ -29,6 +29,11 @@ from elmokit.network.lstm import ProjectedLSTM
 from elmokit.settings import to_mapping
 from elmokit.text import word_ids_of_sizes
 
+NO_TRACING = (
+    "torch.export and torch.jit cannot record a biLM, because its loops depend on the sentences: "
+    "use export_onnx of elmokit.integrations.onnx, or torch.compile"
+)
+
 
 class BiLMState(NamedTuple):
     """The LSTM state of each row after its last token."""
@@ -100,6 +105,10 @@ class BiLM(nn.Module):
         self.boundary_ids: Tensor
         self.register_buffer("boundary_ids", torch.from_numpy(self.word_ids.boundaries), persistent=False)
 
+    def __prepare_scriptable__(self) -> BiLM:
+        """Called by torch.jit.script."""
+        raise RuntimeError(NO_TRACING)
+
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Use tensors as parameters, without a copy; also for a model on the meta device.
 
@@ -145,6 +154,7 @@ class BiLM(nn.Module):
         Returns:
             (N of all groups, P).
         """
+        kernels.check_dtype(next(self.parameters()))
         if self.char_encoder is not None:
             return self.char_encoder.encode_groups(groups)
         return self._look_up(torch.cat(list(groups)).long())
@@ -172,7 +182,9 @@ class BiLM(nn.Module):
 
         Raises:
             ValueError: If the ids or the state have a wrong shape, type or range.
+            RuntimeError: Under torch.export or torch.jit, which cannot record a biLM.
         """
+        _refuse_tracing()
         mask = self._mask(ids)
         num_rows, num_steps = mask.shape
         lengths = mask.sum(dim=1)  # (B,)
@@ -285,6 +297,13 @@ class BiLM(nn.Module):
         if mask.shape[1] > 1 and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
             raise ValueError("ids have padding before a token: padding belongs at the end of a row")
         return mask
+
+
+def _refuse_tracing() -> None:
+    """Raise a RuntimeError in torch.export and torch.jit.trace: they would record the lengths of one batch."""
+    is_exporting = getattr(torch.compiler, "is_exporting", bool)  # not in PyTorch 2.6
+    if is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise RuntimeError(NO_TRACING)
 
 
 # ---- rows of a table -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elmokit.kernels import product_dtype
 from elmokit.network.devices import to_device
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
@@ -109,10 +110,9 @@ class CharacterEncoder(nn.Module):
         convolutions = [layer for layer in self.convolutions if isinstance(layer, nn.Conv1d)]
         is_training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 is a vector of zeros
-        device = table.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else table.dtype
+        dtype = product_dtype(table)
         # one product of all filters is fastest on a GPU and with gradients, one product per filter on a CPU
-        banks = [convolutions] if is_training or device == "cuda" else [[layer] for layer in convolutions]
+        banks = [convolutions] if is_training or table.is_cuda else [[layer] for layer in convolutions]
         filter_banks = [make_bank(bank, self.max_characters, dtype) for bank in banks]
         if len(filter_banks) == 1:
             groups = [self._with_room(ids) for ids in groups]

@@ -6,12 +6,13 @@ Input: a biLM with float32 weights.  Output: a new biLM of the same configuratio
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from elmokit.kernels import LSTMState, cpu
-from elmokit.network.bilm import BiLM
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState
 from elmokit.network.lstm import ProjectedLSTM, run_in_blocks
 
 
@@ -51,6 +52,29 @@ class Int8BiLM(BiLM):
                     setattr(module, name, Int8Linear(child))
         self.requires_grad_(False).train(bilm.training)
         self._digest = hashlib.sha256(f"{bilm.digest()} as int8".encode()).hexdigest()
+
+    def embed_words(self, ids: Tensor) -> Tensor:
+        """See `BiLM.embed_words`. Autocast has no effect."""
+        with torch.autocast("cpu", enabled=False):
+            return super().embed_words(ids)
+
+    def contextualize(
+        self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
+    ) -> BiLMOutput:
+        """See `BiLM.contextualize`. Autocast has no effect."""
+        with torch.autocast("cpu", enabled=False):
+            return super().contextualize(tokens, lengths, state=state, keep_boundaries=keep_boundaries)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8BiLM:
+        """Refuse other devices and dtypes (`to`, `half`, `cuda`, …) before any weight is changed."""
+        moved = fn(torch.zeros(1))
+        if moved.dtype != torch.float32 or moved.device.type != "cpu":
+            raise ValueError(
+                f"a model with int8 weights computes in float32 on a CPU, it cannot become {moved.dtype} on "
+                f"{moved.device}: load it without quantize"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def digest(self) -> str:
         """The SHA-256 of the original's digest and "as int8": packed weights cannot be hashed."""

@@ -267,8 +267,7 @@ def _mean(sums: _LossAndGradients, weights: Tensor, hidden: Tensor, output: Outp
 
 def _as_autocast(hidden: Tensor) -> Tensor:
     """Cast to the dtype of autocast, if it is on."""
-    device = hidden.device.type
-    return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
+    return hidden.to(kernels.product_dtype(hidden))
 
 
 def _token_weights(hidden: Tensor, weights: Tensor | None) -> Tensor:

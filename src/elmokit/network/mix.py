@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from elmokit.kernels import check_dtype
+
 
 class ScalarMix(nn.Module):
     """A weighted sum of the layers, gamma * sum_j softmax(w)_j * layer_j, with learned w and gamma.
@@ -41,6 +43,7 @@ class ScalarMix(nn.Module):
             raise ValueError(f"this mix has weights for {len(self.weights)} layers, not {len(layers)}")
         if self.layer_norm:
             layers = self._normalize(layers, mask)
+        check_dtype(layers)
         return self.gamma * torch.einsum("l,lbtp->btp", self.weights.softmax(dim=0), layers)
 
     def _normalize(self, layers: Tensor, mask: Tensor) -> Tensor:

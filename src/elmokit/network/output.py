@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from elmokit.kernels import check_dtype
+
 # Default number of scores that are held at a time: 256 MiB in float32 on a CPU, and 1 GiB on a GPU, where more chunks
 # would cost time because each adds to the (C, P) gradient.
 SCORES_PER_CHUNK = {"cpu": 2**26, "cuda": 2**28}
@@ -51,6 +53,7 @@ class OutputLayer(nn.Module):
         Returns:
             (..., V), in the dtype of `hidden`.
         """
+        check_dtype(hidden)
         return F.linear(hidden, self.weight.to(hidden.dtype), self.bias.to(hidden.dtype))
 
     def log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -22,16 +22,20 @@ class Int8Matrix(NamedTuple):
     A product rounds its rows to int8 too, with one scale per row: a sentence's vectors are the same in every batch.
     """
 
-    by_rows: Tensor  # (K, N) int8: the fastest layout for many rows
-    by_columns: Tensor  # (N, K) int8, the same values: the fastest layout for one row
+    by_rows: Tensor  # (K, N) int8: the fastest layout for many rows; float32 where int8 products are not exact
+    by_columns: Tensor  # (N, K), the same values: the fastest layout for one row
     scales: Tensor  # (N,)
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """See `steps.Matrix`."""
         scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=1e-30).div_(127.0)  # (n, 1)
-        rounded = (rows / scale).round_().to(torch.int8)
+        rounded = (rows / scale).round_()
         values = self.by_columns.t() if len(rows) == 1 else self.by_rows
-        result = torch._int_mm(rounded, values).to(torch.float32).mul_(scale).mul_(self.scales)
+        if values.dtype == torch.int8:
+            result = torch._int_mm(rounded.to(torch.int8), values).to(torch.float32)
+        else:
+            result = rounded @ values
+        result.mul_(scale).mul_(self.scales)
         addend = plus if bias is None else bias
         return result if addend is None else result.add_(addend)
 
@@ -73,7 +77,10 @@ def quantize_matrix(weight: Tensor) -> Int8Matrix:
         )
     weight = weight.detach().float()
     scales = weight.abs().amax(dim=0).clamp(min=1e-30) / 127.0
-    by_rows = (weight / scales).round().to(torch.int8).contiguous()
+    by_rows = (weight / scales).round()
+    if not int8_is_exact():
+        return Int8Matrix(by_rows, by_rows.t(), scales)  # the same integers, multiplied in float32
+    by_rows = by_rows.to(torch.int8).contiguous()
     return Int8Matrix(by_rows, by_rows.t().contiguous(), scales)
 
 
@@ -87,6 +94,19 @@ def int8_works() -> bool:
         return True
     trial = "import torch; a = torch.ones(32, 256, dtype=torch.int8); torch._int_mm(a, a.t().contiguous())"
     return subprocess.run([sys.executable, "-c", trial], capture_output=True).returncode == 0
+
+
+@functools.cache
+def int8_is_exact() -> bool:
+    """Whether int8 products are exact on this CPU: without VNNI, PyTorch's sums of large values overflow 16 bits."""
+    ramp = torch.arange(64 * 256).reshape(64, 256) % 255 - 127
+    rows = torch.cat([torch.full_like(ramp, 127), torch.full_like(ramp, -127), ramp])  # (192, 256)
+    values = rows.to(torch.int8)
+    return all(
+        torch.equal(torch._int_mm(left, right), (left.long() @ right.long()).to(torch.int32))
+        for left in (values, values[:1])
+        for right in (values.t(), values.t().contiguous())
+    )
 
 
 def announces_amx() -> bool:

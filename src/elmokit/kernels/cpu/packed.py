@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from elmokit.kernels.samples import samples_of
+
 PACKED_FOR_ROWS = 64  # the layout that oneDNN chooses for this many rows is the fastest for fewer and more rows too
 EXACT_ROWS = 64  # up to this many rows (one step of the LSTM) are multiplied without padding
 NUM_SAMPLES = 1024  # elements of a weight that are compared to detect writes which autograd does not count
@@ -75,8 +77,7 @@ def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
     not, so samples spread over the weight are compared as well.
     """
     version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
-    flat = weight.detach().reshape(-1)
-    samples = flat[:: max(1, flat.numel() // NUM_SAMPLES)]
+    samples = samples_of(weight, NUM_SAMPLES)
     with _cache_lock:
         entry: CacheEntry | None = _cache.get(weight)  # type: ignore[no-untyped-call]
         if entry is None or not entry.is_current(version, address, samples):

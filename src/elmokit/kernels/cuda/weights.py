@@ -45,7 +45,8 @@ def cached_weights(weights: LSTMWeights, dtype: torch.dtype) -> PreparedWeights:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key][1]
-    prepared = prepare(weights, dtype)
+    with torch.inference_mode(False), torch.no_grad():  # also later calls outside of inference mode read these
+        prepared = prepare(weights, dtype)
     with _cache_lock:
         _cache[key] = ([weakref.ref(w) for w in weights], prepared)
         while len(_cache) > CACHED_LAYERS:
