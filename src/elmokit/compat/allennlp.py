@@ -1,4 +1,8 @@
-"""AllenNLP's `Elmo` and `ElmoEmbedder`."""
+"""AllenNLP's `Elmo`, `ElmoTokenEmbedder` and `ElmoEmbedder`.
+
+Input: character ids, or token lists. Output: mixes with their mask, or all layers as arrays. `Elmo` and
+`ElmoTokenEmbedder` load what AllenNLP saved (see `allennlp_weights.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
@@ -39,6 +44,8 @@ class ElmoOutput(TypedDict):
 
 class Elmo(nn.Module):
     """`allennlp.modules.elmo.Elmo`: one biLM run, several mixes.
+
+    It loads a `state_dict` that AllenNLP saved.
 
     Args:
         options_file: The official options, a path or a URL.
@@ -91,6 +98,7 @@ class Elmo(nn.Module):
             for mix in self.elmo.mixes:
                 mix.weights.data = weights.clone()
                 mix.requires_grad_(False)
+        self.register_load_state_dict_pre_hook(load_elmo)  # type: ignore[no-untyped-call]
         self.train()  # as every new module is: dropout is on until .eval()
 
     def get_output_dim(self) -> int:
@@ -113,6 +121,73 @@ class Elmo(nn.Module):
             "elmo_representations": [mixed.unflatten(0, leading) for mixed in output.mixes],
             "mask": output.mask.unflatten(0, leading),
         }
+
+
+class ElmoTokenEmbedder(nn.Module):
+    """`allennlp.modules.token_embedders.ElmoTokenEmbedder`: one mix, at the input of a network.
+
+    It loads a `state_dict` that AllenNLP saved.
+
+    Args:
+        options_file: The official options, a path or a URL.
+        weight_file: The official weights, a path or a URL.
+        do_layer_norm: Normalize each layer before it is mixed.
+        dropout: Dropout of the mix, in training.
+        requires_grad: Train the biLM.
+        projection_dim: Width of a learned projection of the mix; None is no projection.
+        vocab_to_cache: Accepted and not used: each distinct word of a batch is computed once in any case.
+        scalar_mix_parameters: Fixed weights of the layers, before the softmax.
+        state: "stateless", or "carry" for AllenNLP's behaviour.
+
+    Raises:
+        ValueError: If the number of `scalar_mix_parameters` is not that of the layers.
+    """
+
+    def __init__(
+        self,
+        options_file: AnyPath = _ORIGINAL.options,
+        weight_file: AnyPath = _ORIGINAL.weights,
+        do_layer_norm: bool = False,
+        dropout: float = 0.5,
+        requires_grad: bool = False,
+        projection_dim: int | None = None,
+        vocab_to_cache: Sequence[str] | None = None,
+        scalar_mix_parameters: Sequence[float] | None = None,
+        *,
+        state: StateRule = "stateless",
+    ) -> None:
+        super().__init__()
+        self._elmo = Elmo(
+            options_file,
+            weight_file,
+            1,
+            requires_grad=requires_grad,
+            do_layer_norm=do_layer_norm,
+            dropout=dropout,
+            vocab_to_cache=vocab_to_cache,
+            scalar_mix_parameters=scalar_mix_parameters,
+            state=state,
+        )
+        self._projection = nn.Linear(self._elmo.get_output_dim(), projection_dim) if projection_dim else None
+        self.output_dim = projection_dim or self._elmo.get_output_dim()
+
+    def get_output_dim(self) -> int:
+        """Width of a vector."""
+        return self.output_dim
+
+    def forward(self, elmo_tokens: Tensor, word_inputs: Tensor | None = None) -> Tensor:
+        """Run a batch.
+
+        Args:
+            elmo_tokens: Character ids (B, T, 50), or with more dimensions before T.
+            word_inputs: Accepted and not used.
+
+        Returns:
+            (B, T, 2P), or (B, T, projection_dim).
+        """
+        mixed = self._elmo(elmo_tokens, word_inputs)["elmo_representations"][0]
+        vectors: Tensor = mixed if self._projection is None else self._projection(mixed)
+        return vectors
 
 
 class ElmoEmbedder:
