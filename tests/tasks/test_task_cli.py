@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import click
@@ -44,6 +45,18 @@ def test_the_command_line_trains_scores_and_predicts(arguments, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text(text)
     assert [json.loads(line) for line in run("predict", out, file).splitlines()] == lines
+
+
+def test_a_bilm_and_word_vectors_that_were_moved_can_be_named(arguments, tiny_elmo, tmp_path):
+    shutil.copytree(tiny_elmo, tmp_path / "model")
+    (tmp_path / "glove.txt").write_text("rome 1 2 3\noslo 4 5 6\n", encoding="utf-8")
+    arguments[arguments.index(tiny_elmo)] = tmp_path / "model"
+    result = json.loads(run("train", *arguments, "--vectors", tmp_path / "glove.txt", "--json"))
+    moved = {name: (tmp_path / name).rename(tmp_path / f"moved-{name}") for name in ("model", "glove.txt")}
+    options = ["--model", moved["model"], "--vectors", moved["glove.txt"]]
+    out = tmp_path / "out"
+    assert json.loads(run("eval", out, tmp_path / "test.conll", *options, "--json")) == result["test"]
+    assert json.loads(run("predict", out, *options, text="Rome"))["tokens"] == ["Rome"]
 
 
 def test_many_lines_are_predicted_block_by_block(arguments, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The folder of a trained task: what it contains, what it checks, and folders of version 0.1."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,31 @@ def test_a_task_notices_another_bilm(small, tiny_elmo, tmp_path):
     elmo.save_pretrained(other)
     with pytest.raises(ValueError, match=r"trained with another elmo than .*other"):
         load_task(config.out, elmo=str(other))
+
+
+def test_a_task_that_is_moved_together_with_its_bilm_and_vectors_still_answers(small, glove, tiny_elmo, tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(tiny_elmo, project / "models/mine")
+    (project / "runs").mkdir()
+    glove.rename(project / "glove.txt")
+    paths = {"out": "runs/ner", "elmo": "models/mine", "vectors": "glove.txt"}
+    config = small(epochs=1, **{name: str(project / path) for name, path in paths.items()})
+    result = train(config)
+    moved = project.rename(tmp_path / "moved")
+    assert load_task(moved / "runs/ner").evaluate(config.train) == result.dev
+    shutil.copytree(moved / "models/mine", project / "models/mine")  # the path of the training comes first
+    assert load_task(moved / "runs/ner").config.elmo == config.elmo
+
+
+def test_a_task_whose_bilm_is_gone_says_where_it_was_and_takes_another_path(small, tiny_elmo, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_elmo, model)
+    config = small(epochs=1, elmo=str(model))
+    result = train(config)
+    moved = model.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"run: the biLM of this task was .*model, which is not there: .* --model"):
+        load_task(config.out)
+    assert load_task(config.out, elmo=str(moved)).evaluate(config.train) == result.dev
 
 
 def test_the_folder_of_an_incomplete_task_is_refused(small, tmp_path):

@@ -66,6 +66,24 @@ def training_options(verb: F) -> F:
     return verb
 
 
+def moved_options(verb: F) -> F:
+    """The options of `eval` and `predict` for a biLM and word vectors that are not where they were in training."""
+    for option in reversed(
+        [
+            click.option(
+                "--model", "elmo", metavar="MODEL", help="The biLM of the task.  [default: where it was in training]"
+            ),
+            click.option(
+                "--vectors",
+                metavar="PATH",
+                help="The word vectors of the task.  [default: where they were in training]",
+            ),
+        ]
+    ):
+        verb = option(verb)
+    return verb
+
+
 @task.command(cls=RecipeCommand, recipes="tasks")
 @training_options
 @click.option(
@@ -94,21 +112,25 @@ def train(as_json: bool, **options: Any) -> None:
 @task.command("eval")
 @click.argument("folder")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@moved_options
 @device_option
 @json_option
-def evaluate(folder: str, files: tuple[str, ...], device: str | None, as_json: bool) -> None:
+def evaluate(
+    folder: str, files: tuple[str, ...], elmo: str | None, vectors: str | None, device: str | None, as_json: bool
+) -> None:
     """Print the scores of a trained task on labelled files."""
     from elmokit.tasks import load_task
 
-    scores = load_task(folder, device=device or "auto").evaluate(files)
+    scores = load_task(folder, device=device or "auto", elmo=elmo, vectors=vectors).evaluate(files)
     print_result(as_json, scores, _format_scores(scores))
 
 
 @task.command()
 @click.argument("folder")
 @click.argument("source", default="-", metavar="[FILE]")
+@moved_options
 @device_option
-def predict(folder: str, source: str, device: str | None) -> None:
+def predict(folder: str, source: str, elmo: str | None, vectors: str | None, device: str | None) -> None:
     """Print predictions for each line of FILE, as JSON lines.
 
     FOLDER is a trained task. Without FILE, read standard input. A line is a text, or a JSON object with the fields of
@@ -116,7 +138,7 @@ def predict(folder: str, source: str, device: str | None) -> None:
     """
     from elmokit.tasks import load_task
 
-    trained = load_task(folder, device=device or "auto")
+    trained = load_task(folder, device=device or "auto", elmo=elmo, vectors=vectors)
     with click.open_file(source, encoding="utf-8") as file:
         for texts in _blocks(file):
             for result in trained.predict(texts):

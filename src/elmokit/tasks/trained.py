@@ -4,8 +4,8 @@
     model.safetensors    the weights of the network and of ELMo's mixes
     bilm/                the biLM, if it was trained with the task
 
-A frozen biLM and a file of word vectors are not copied. The folder has their names and checksums, and `load_task`
-checks that they are the same.
+A frozen biLM and a file of word vectors are not copied. The folder has their names, their paths (absolute, and from the
+folder, for both being moved together) and checksums, and `load_task` checks that they are the same.
 """
 
 from __future__ import annotations
@@ -126,9 +126,11 @@ class TrainedTask:
         """
         folder, inputs = Path(folder), self.network.inputs
         folder.mkdir(parents=True, exist_ok=True)
+        config = _with_absolute_paths(self.config)
         values = {
             "format": FORMAT,
-            "config": to_mapping(_with_absolute_paths(self.config)),
+            "config": to_mapping(config),
+            "relative_paths": _paths_from(folder, config),
             "fitted": self.fitted,
             "words": self.words,
             "sha256_of_bilm": None if inputs.frozen is None else inputs.frozen.digest,
@@ -167,8 +169,14 @@ def load_task(
     if missing:
         raise ValueError(f"{path}: {', '.join(sorted(missing))} is missing")
     config = from_mapping(TaskConfig, values["config"], source=f"{path}: config")
-    config = dataclasses.replace(config, elmo=elmo or config.elmo, vectors=vectors or config.vectors)
+    moved = _moved_paths(folder, config, values.get("relative_paths") or {})
+    config = dataclasses.replace(config, elmo=elmo or moved["elmo"], vectors=vectors or moved["vectors"])
     place = find_device(device)
+    if _is_missing(config.elmo) and config.elmo_at != "none" and not config.tune:
+        raise ValueError(
+            f"{folder}: the biLM of this task was {config.elmo}, which is not there: pass its new path, "
+            "elmo=… of load_task or --model"
+        )
     model = load_elmo(config, place, folder=str(folder / BILM_FOLDER) if config.tune else None)
     trained = assemble(find_task(config.task), config, values["fitted"], values["words"], model, place)
     inputs = trained.network.inputs
@@ -179,7 +187,8 @@ def load_task(
         if digest != values[name]:
             raise ValueError(
                 f"{folder}: trained with another {option} than {getattr(config, option) or 'the default model'} "
-                f"(sha256 {values[name]}, now {digest}): pass {option}=…, the path of the one of the training"
+                f"(sha256 {values[name]}, now {digest}): pass {option}=… of load_task, or "
+                f"--{'model' if option == 'elmo' else option}, the path of the one of the training"
             )
     load_weights(trained.network, folder / WEIGHTS_FILE)
     return trained
@@ -299,3 +308,27 @@ def _with_absolute_paths(config: TaskConfig) -> TaskConfig:
     elmo = str(Path(config.elmo).resolve()) if config.elmo is not None and Path(config.elmo).is_dir() else config.elmo
     vectors = config.vectors if config.vectors == "trained" else str(Path(config.vectors).expanduser().resolve())
     return dataclasses.replace(config, elmo=elmo, vectors=vectors)
+
+
+def _paths_from(folder: Path, config: TaskConfig) -> dict[str, str]:
+    """The paths of a config, from a folder: they hold if all is moved together."""
+    paths = {"elmo": config.elmo, "vectors": None if config.vectors == "trained" else config.vectors}
+    return {
+        name: os.path.relpath(path, folder.resolve())
+        for name, path in paths.items()
+        if path is not None and Path(path).is_absolute()
+    }
+
+
+def _moved_paths(folder: Path, config: TaskConfig, relative: Mapping[str, str]) -> dict[str, Any]:
+    """The paths of a config; a path that is gone is replaced by the one from the folder, if that is there."""
+    paths = {"elmo": config.elmo, "vectors": config.vectors}
+    for name, path in relative.items():
+        if name in paths and _is_missing(paths[name]) and (folder.resolve() / path).exists():
+            paths[name] = str((folder.resolve() / path).resolve())
+    return paths
+
+
+def _is_missing(path: str | None) -> bool:
+    """Whether this is an absolute path where nothing is."""
+    return path is not None and Path(path).is_absolute() and not Path(path).exists()
