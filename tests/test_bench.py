@@ -88,3 +88,33 @@ def test_the_verb_prints_a_table_or_json_and_draws(tmp_path):
     result = CliRunner().invoke(main, [*arguments, "--threads", "1", "--json"])
     report = json.loads(result.output)
     assert {one["contender"] for one in report["measurements"]} >= {"elmokit", "eager", "nn.LSTM", "transformer"}
+
+
+def test_a_model_is_measured_from_its_name_to_its_vectors(tiny_elmo, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The bank lent money.\nRain.\n", encoding="utf-8")
+    arguments = ["bench", "--model", tiny_elmo, "--text", str(text), "--rounds", "1", "--device", "cpu"]
+    report = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
+    assert (report["model"], report["num_sentences"], report["num_tokens"]) == (tiny_elmo, 2, 7)
+    for name in ("load_seconds", "sentence_ms", "new_words_per_second", "known_words_per_second"):
+        assert report[name] > 0
+    assert 0 <= report["largest_difference"] < 1e-5
+    assert report["peak_memory_mb"] > 50  # Python and torch are more
+    result = CliRunner().invoke(main, [*arguments, "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    assert "2 sentences, 7 tokens" in result.output
+    assert "one sentence per call" in result.output
+
+
+def test_times_of_a_model_become_its_speeds(tiny_elmo, monkeypatch):
+    monkeypatch.setattr(bench, "take_turns", lambda calls, rounds, device: {"new": 2.0, "known": 0.5, "one": 0.25})
+    monkeypatch.setattr(bench, "read_sentences", lambda path, count: [["a"] * 4, ["b"] * 6])
+    report = bench.measure_model(tiny_elmo, device="cpu")
+    assert (report.new_words_per_second, report.known_words_per_second, report.sentence_ms) == (5.0, 20.0, 250.0)
+
+
+@pytest.mark.parametrize("option", [["--rows", "2"], ["--training"], ["--plot", "bars.png"]])
+def test_options_of_the_comparison_do_not_go_with_a_model(option):
+    result = CliRunner().invoke(main, ["bench", "--model", "en", *option])
+    assert result.exit_code == 2
+    assert "leave out --rows, --training and --plot" in result.output

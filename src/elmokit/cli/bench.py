@@ -11,13 +11,14 @@ from elmokit.cli.terminal import device_option, json_option, print_result, print
 
 
 @click.command()
+@click.option("--model", metavar="MODEL", help="Measure this model instead: load, speed, memory.")
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     default=["small"],
     show_default=True,
-    help="Size of the model: small, medium or original; can be repeated.",
+    help="Size of the random model: small, medium or original; can be repeated.",
 )
 @device_option
 @click.option(
@@ -41,6 +42,7 @@ from elmokit.cli.terminal import device_option, json_option, print_result, print
 @click.option("--plot", type=click.Path(path_type=Path), help="Image file for a bar chart.")
 @json_option
 def bench(
+    model: str | None,
     sizes: tuple[str, ...],
     device: str | None,
     dtype: str | None,
@@ -56,8 +58,11 @@ def bench(
 ) -> None:
     """Measure tokens per second on this machine.
 
-    Compares elmokit's kernel, the eager one, torch's LSTM and a transformer of equal width.
+    Compares elmokit's kernel, the eager one, torch's LSTM and a transformer of equal width. With --model, measures how
+    long a model takes to load, to embed one sentence and many, and its memory.
     """
+    if model is not None and (rows or training or plot is not None):
+        raise click.UsageError("--model measures a complete model: leave out --rows, --training and --plot")
     import torch
 
     from elmokit import bench as benchmark
@@ -65,6 +70,21 @@ def bench(
 
     where = find_device(device)
     kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"))
+    if model is not None:
+        for count in threads or (None,):
+            measured = benchmark.measure_model(
+                model,
+                device=str(where),
+                dtype=kind,
+                text=text,
+                num_sentences=sentences,
+                rounds=rounds,
+                threads=count,
+            )
+            if not as_json:
+                print_result(False, {}, benchmark.headline(measured))
+            print_table(as_json, dataclasses.asdict(measured), *benchmark.model_table(measured))
+        return
     reports = [
         benchmark.measure(
             sizes,
