@@ -194,6 +194,21 @@ def test_a_changed_weight_is_never_served_stale(field, change):
     assert not torch.allclose(ours[0], before[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("field", ["input", "recurrent", "projection"])
+def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field):
+    inputs, lengths, weights, state = a_layer(steps=2, rows=3, width=64, cells=256)
+    for rows, columns in (
+        (slice(None), slice(1, None, 2)),
+        (slice(1, None, 2), slice(None)),
+        (slice(7, 8), slice(None)),
+    ):
+        with torch.no_grad():
+            cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+            getattr(weights, field).data[:, rows, columns] += 0.5
+            ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
+            assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+
+
 def test_weights_made_in_inference_mode_are_packed_and_watched_too():
     with torch.inference_mode():
         inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
@@ -343,6 +358,36 @@ def test_int8_is_tried_in_a_child_where_the_cpu_announces_amx(monkeypatch):
     monkeypatch.setattr(int8, "int8_works", lambda: False)
     with pytest.raises(ValueError, match=r"quantize='int8'.*AMX"):
         cpu.quantize_matrix(torch.zeros(2, 2))
+
+
+def saturating_int_mm(rows, values):
+    """Sums of pairs in 16 bits with rows shifted to unsigned, as oneDNN computes on CPUs without VNNI."""
+    shifted, values = rows.long() + 128, values.long()
+    pairs = (shifted.unsqueeze(2) * values).unflatten(1, (-1, 2)).sum(dim=2).clamp(-(2**15), 2**15 - 1)
+    return (pairs.sum(dim=1) - 128 * values.sum(dim=0)).to(torch.int32)
+
+
+def test_int8_products_that_overflow_are_computed_in_float32(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    rows, weight = torch.rand(9, 64, generator=generator), torch.rand(64, 48, generator=generator)
+    exact = [cpu.quantize_matrix(weight).product(part) for part in (rows, rows[:1])]
+    monkeypatch.setattr(torch, "_int_mm", saturating_int_mm)
+    assert not int8.int8_is_exact.__wrapped__()
+    monkeypatch.setattr(int8, "int8_is_exact", lambda: False)
+    matrix = cpu.quantize_matrix(weight)
+    for part, expected in zip((rows, rows[:1]), exact, strict=True):
+        torch.testing.assert_close(matrix.product(part), expected, atol=1e-4, rtol=1e-6)
+        row_scales = part.double().abs().amax(dim=1, keepdim=True) / 127
+        scales = weight.double().abs().amax(dim=0) / 127
+        integers = (part / row_scales).round() @ (weight / scales).round()
+        torch.testing.assert_close(matrix.product(part).double(), integers * row_scales * scales, atol=1e-4, rtol=1e-5)
+
+
+def test_int8_products_of_this_cpu_are_exact_or_replaced():
+    ones = torch.full((32, 64), 127, dtype=torch.int8)
+    is_exact = bool((torch._int_mm(ones, ones.t().contiguous()) == 127 * 127 * 64).all())
+    assert int8.int8_is_exact() <= is_exact
+    assert (cpu.quantize_matrix(torch.ones(64, 8)).by_rows.dtype == torch.int8) == int8.int8_is_exact()
 
 
 def test_a_cpu_that_does_not_list_its_features_announces_nothing(monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Any, Literal
 
@@ -75,9 +74,8 @@ class Runner:
         self._words.forget()
 
     def embed_words(self, bilm: BiLM, words: Sequence[str]) -> Tensor:
-        """Context-free vectors (N, P) of N words, without the cache and without gradients."""
-        with torch.no_grad(), _without_autocast_cache():
-            return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
+        """Context-free vectors (N, P) of N words, without the cache."""
+        return bilm.embed_words(torch.from_numpy(self.word_ids.ids(words)))
 
     @torch.no_grad()
     def run(
@@ -129,12 +127,12 @@ class Runner:
         key = weights_key(bilm) if use_cache and bilm.word_embedding is None else None
 
         def contextualize(batch: Batch) -> BiLMOutput:
+            vectors, lengths = self._token_vectors(bilm, batch, key)
+
             def run(state: BiLMState | None) -> BiLMOutput:
                 return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=keep_boundaries)
 
-            with _without_autocast_cache():
-                vectors, lengths = self._token_vectors(bilm, batch, key)
-                return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
+            return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
 
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
@@ -213,17 +211,6 @@ def _run_batch(
     middle = len(batch.tokens) // 2
     for part in (slice(None, middle), slice(middle, None)):
         yield from _run_batch(Batch(batch.positions[part], batch.tokens[part]), contextualize, can_split=can_split)
-
-
-@contextmanager
-def _without_autocast_cache() -> Iterator[None]:
-    """Let autocast forget the weights that it casts here: without a gradient, they are of no use to a training step."""
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def weights_key(bilm: BiLM) -> tuple[object, ...]:

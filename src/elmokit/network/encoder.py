@@ -183,7 +183,8 @@ def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: tor
     width = max(layer.kernel_size[0] for layer in convolutions)
     kernels, limits, begin = [], [], 0
     for layer in convolutions:
-        kernels.append(functional.pad(layer.weight, (0, width - layer.kernel_size[0])))  # (channels, d, W)
+        kernel = layer.weight.flatten().view(layer.weight.shape)  # its gradient gets the strides that DDP expects
+        kernels.append(functional.pad(kernel, (0, width - layer.kernel_size[0])))  # (channels, d, W)
         limits.append((begin, begin + layer.out_channels, max_characters - layer.kernel_size[0] + 1))
         begin += layer.out_channels
     if len(kernels) == 1:
