@@ -180,6 +180,36 @@ def test_a_content_that_nothing_vouches_for_is_never_spliced(server: Server, eta
     assert it.ranges == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("etag", "modified", "resumes"),
+    [
+        ('"one"', None, True),
+        (None, "Wed, 21 Oct 2015 07:28:00 GMT", True),
+        ('W/"weak"', "Wed, 21 Oct 2015 07:28:00 GMT", True),
+        (None, None, False),
+        ('W/"weak"', None, False),
+    ],
+)
+def test_the_error_says_whether_the_next_call_resumes_and_it_is_true(
+    server: Server, etag: str | None, modified: str | None, resumes: bool
+) -> None:
+    url, it = server.put("/weights.hdf5", WEIGHTS, etag=etag, modified=modified)
+    it.deeds = [cut_after(1_000)] * 4
+    says = (
+        "the next call resumes the download" if resumes else "the next call starts over, since the server sends neither"
+    )
+    with pytest.raises(ConnectionError, match=says):
+        downloads.fetch(url)
+    assert downloads.fetch(url).read_bytes() == WEIGHTS
+    assert it.ranges[-1] == ("bytes=4000-" if resumes else None)
+
+
+def test_a_download_of_which_nothing_arrived_promises_nothing(server: Server) -> None:
+    url, _ = server.put("/weights.hdf5", WEIGHTS, deeds=[say(500)] * 4)
+    with pytest.raises(ConnectionError, match=r"HTTP 500.*4 attempts\)\. Try again later\. Or download"):
+        downloads.fetch(url)
+
+
 def test_a_server_that_ignores_ranges_starts_over(server: Server) -> None:
     url, it = server.put("/weights.hdf5", WEIGHTS, deeds=[cut_after(10_000), ignore_range])
     assert downloads.fetch(url).read_bytes() == WEIGHTS

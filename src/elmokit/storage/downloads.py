@@ -1,10 +1,10 @@
 """Downloads: a URL becomes a file of the cache, downloaded once.
 
 The cache is the folder `ELMOKIT_CACHE`, or the XDG cache. A download is written to `<file>.partial` and renamed only
-when it is complete, of the right kind and on disk. An interrupted download is resumed, if the server confirms that the
-content is still the same. Beside each file, `<file>.json` {url, sha256, size, etag, mtime_ns} records the SHA-256 of
-the first download. Every later content of that file is compared with it. `ELMOKIT_OFFLINE=1` forbids the network;
-cached files still work.
+when it is complete, of the right kind and on disk. An interrupted download is resumed, if the server confirms by a
+strong ETag or a Last-Modified date that the content is still the same; without them it starts over. Beside each file,
+`<file>.json` {url, sha256, size, etag, mtime_ns} records the SHA-256 of the first download. Every later content of that
+file is compared with it. `ELMOKIT_OFFLINE=1` forbids the network; cached files still work.
 
 This module checks that a file is complete and is HDF5 or JSON at all. The shapes of the tensors are checked against the
 options in `official.py`.
@@ -28,7 +28,14 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from elmokit.files import locked, sha256_of, write_json
-from elmokit.storage.transfer import BY_HAND, BrokenDownloadError, ChangedContentError, read_record, transfer
+from elmokit.storage.transfer import (
+    BY_HAND,
+    BrokenDownloadError,
+    ChangedContentError,
+    is_resumable,
+    read_record,
+    transfer,
+)
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int | None], None]
@@ -246,10 +253,16 @@ def _download(url: str, target: Path, expected: str | None, progress: Progress |
             if isinstance(error, ChangedContentError):
                 partial.unlink(missing_ok=True)
             if pause is None:
-                raise ConnectionError(
-                    f"{url}: {error} ({len(_PAUSES) + 1} attempts). Try again later: the next call resumes the "
-                    f"download. {BY_HAND}"
-                ) from error
+                if not partial.exists() or partial.stat().st_size == 0:
+                    rest = "Try again later."
+                elif is_resumable(read_record(note)):
+                    rest = "Try again later: the next call resumes the download."
+                else:
+                    rest = (
+                        "Try again later: the next call starts over, since the server sends neither a strong ETag nor "
+                        "a Last-Modified date, by which a download can be resumed."
+                    )
+                raise ConnectionError(f"{url}: {error} ({len(_PAUSES) + 1} attempts). {rest} {BY_HAND}") from error
             log.info("%s: %s; next attempt in %s s", url, error, pause)
             time.sleep(pause)
 

@@ -54,9 +54,7 @@ def transfer(url: str, partial: Path, note: Path, report: Callable[[int, int | N
     have = partial.stat().st_size if partial.exists() else 0
     if have and have == known.get("total"):
         return  # complete, but interrupted before it was renamed
-    # a weak ETag promises equal meaning, not equal bytes: with it a download cannot be resumed
-    etag = known.get("ETag") or "W/"
-    validator = known.get("Last-Modified") if etag.startswith("W/") else etag
+    validator = _validator(known)
     offset = have if validator else 0
     headers = {"User-Agent": "elmokit", "Accept-Encoding": "identity"}
     if offset and validator:
@@ -89,6 +87,23 @@ def transfer(url: str, partial: Path, note: Path, report: Callable[[int, int | N
             raise OSError(error.errno, error.strerror, str(partial)) from error
     if total is not None and done < total:
         raise BrokenDownloadError(f"the connection ended after {done} of {total} bytes")
+
+
+def is_resumable(record: Mapping[str, Any]) -> bool:
+    """Whether the server has sent what identifies the content of an incomplete file."""
+    return _validator(record) is not None
+
+
+def _validator(record: Mapping[str, Any]) -> str | None:
+    """The strong ETag of a record, or else its date.
+
+    A weak ETag promises equal meaning, not equal bytes: with it a download cannot be resumed.
+    """
+    etag = record.get("ETag")
+    if isinstance(etag, str) and etag and not etag.startswith("W/"):
+        return etag
+    date = record.get("Last-Modified")
+    return date if isinstance(date, str) and date else None
 
 
 def _check_part(response: http.client.HTTPResponse, offset: int, known: Mapping[str, Any]) -> tuple[int, int]:
