@@ -11,6 +11,8 @@ from typing import Literal
 
 from elmokit.settings import check_types
 
+MAX_CHARACTERS = 10_000
+"""Upper bound of `max_characters`, which no weight bounds: every word takes this many ids."""
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
@@ -64,6 +66,8 @@ class BiLMConfig:
         for name in ("max_characters", "char_dim", "cell_dim", "projection_dim", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_characters > MAX_CHARACTERS:
+            raise ValueError(f"max_characters must be at most {MAX_CHARACTERS}, not {self.max_characters}")
         if self.num_highways < 0:
             raise ValueError(f"num_highways must be 0 or more, not {self.num_highways}")
         for name in ("cell_clip", "proj_clip"):

@@ -35,6 +35,7 @@ from elmokit.config import BiLMConfig
 from elmokit.files import replacing
 from elmokit.network import BiLM
 from elmokit.settings import from_mapping, read_json, to_mapping
+from elmokit.storage.bounds import check_sizes
 from elmokit.storage.layouts import (
     CARD_FILE,
     CONFIG_FILE,
@@ -212,6 +213,7 @@ def _load(folder: Path, values: dict[str, Any]) -> ModelFiles:
     with checking(folder, {paths[name]: value for name, value in checksums.items() if name in paths}, problem):
         weights_path = paths.get(WEIGHTS_FILE, folder / WEIGHTS_FILE)
         weights = _read(weights_path)
+        check_sizes(config, num_tensors=len(weights), source=str(folder / CONFIG_FILE), weights=weights_path)
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in BiLM(config).state_dict().items()}
         for mix in range(len({match[1] for name in weights if (match := MIX_NAME.fullmatch(name))})):

@@ -1,12 +1,17 @@
 """HDF5 files of arrays: reading with one kind of error, and writing.
 
 Input: a path. Output: arrays under their names (see `official.Arrays`), or a new file.
+
+A file that is read is not trusted. An array must be in the file itself: links, virtual datasets and external storage,
+which name other files of this machine, are refused. So is an array that takes more memory than the file accounts for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -16,12 +21,16 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+SMALL = 1 << 20  # bytes that an array may take although the file does not hold them
+SUPPORTED_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+
 
 class HDF5Arrays:
     """The datasets of an open file."""
 
     def __init__(self, file: h5py.File) -> None:
         self._file = file
+        self._checked: dict[str, h5py.Dataset] = {}
         self.path = Path(file.filename)
 
     @property
@@ -45,12 +54,27 @@ class HDF5Arrays:
             values: npt.NDArray[Any] = dataset[()]
         return values
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self.path.stat().st_size
+
     def _dataset(self, name: str) -> h5py.Dataset:
+        if name in self._checked:
+            return self._checked[name]
         with self._reading(name):
-            dataset = self._file.get(name)
+            link = _find_link(self._file, name)
+            dataset = self._file.get(name) if link is None else None
+        if link is not None:
+            raise ValueError(f"{self.path}: {link} is a link, which is not followed: copy the array into the file")
         if not isinstance(dataset, h5py.Dataset):
             present = ", ".join(self.names[:40]) or "nothing"
             raise ValueError(f"{self.path}: {name} is missing; the file holds {present}")
+        with self._reading(name):
+            problem = _storage_problem(dataset, self.num_bytes)
+        if problem is not None:
+            raise ValueError(f"{self.path}: {name} {problem}")
+        self._checked[name] = dataset
         return dataset
 
     @contextlib.contextmanager
@@ -60,6 +84,66 @@ class HDF5Arrays:
             yield
         except (RuntimeError, OSError, KeyError, TypeError, OverflowError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path}: {what} cannot be read, the file is damaged ({error})") from None
+
+
+def _find_link(file: h5py.File, name: str) -> str | None:
+    """The first part of a path that is a soft or an external link; None if there is none."""
+    parts = name.split("/")
+    for end in range(1, len(parts) + 1):
+        path = "/".join(parts[:end])
+        if not file.id.links.exists(path.encode()):
+            return None
+        if file.id.links.get_info(path.encode()).type != h5py.h5l.TYPE_HARD:
+            return path
+    return None
+
+
+def _storage_problem(dataset: h5py.Dataset, num_bytes: int) -> str | None:
+    """Why a dataset is not read: its values are not in the file, or are larger than they should be."""
+    if dataset.is_virtual:
+        return "is a virtual dataset, whose values are in other files: copy the values into the file"
+    if dataset.external:
+        return f"has its values in another file, {dataset.external[0][0]!r}: copy them into the file"
+    if dataset.shape is None:  # an empty dataset
+        return None
+    size = math.prod(dataset.shape) * dataset.dtype.itemsize
+    if dataset.chunks is not None:
+        return _chunk_problem(dataset, size)
+    if size > max(SMALL, num_bytes) or (size > SMALL and dataset.id.get_storage_size() < size):
+        return f"has {size} bytes, which are not in the file ({num_bytes} bytes): the file is incomplete"
+    return None
+
+
+def _chunk_problem(dataset: h5py.Dataset, size: int) -> str | None:
+    """Why a dataset of `size` bytes that is stored in chunks is not read."""
+    chunk_size = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if chunk_size > max(SMALL, size):
+        return f"has {size} bytes, but its chunks have {chunk_size} bytes each: the file is damaged"
+    num_chunks = math.prod(-(-length // chunk) for length, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    if size > SMALL and dataset.id.get_num_chunks() < num_chunks:
+        return f"has {dataset.id.get_num_chunks()} of {num_chunks} chunks: the file is incomplete"
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
+    if unknown := sorted(set(filters) - SUPPORTED_FILTERS):
+        return f"is stored with the HDF5 filter {unknown[0]}, which is not supported: run `h5repack -f NONE IN OUT`"
+    if h5py.h5z.FILTER_DEFLATE in filters:
+        limit = chunk_size + 64  # a checksum
+        for index in range(dataset.id.get_num_chunks()):
+            chunk = dataset.id.get_chunk_info(index)
+            if chunk.size > 2 * limit or filters.count(h5py.h5z.FILTER_DEFLATE) > 1:
+                return f"has a chunk of {chunk.size} bytes for {chunk_size} bytes of values: the file is damaged"
+            mask, content = dataset.id.read_direct_chunk(chunk.chunk_offset)
+            if mask == 0 and len(_inflate(content, limit + 1)) > limit:
+                return f"has a chunk that inflates to more than its {chunk_size} bytes: the file is damaged"
+    return None
+
+
+def _inflate(content: bytes, limit: int) -> bytes:
+    """Decompress at most `limit` bytes. What HDF5 cannot read either is empty."""
+    try:
+        return zlib.decompressobj().decompress(content, limit)
+    except zlib.error:
+        return b""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from elmokit.config import PUBLISHED_FILTERS, BiLMConfig
 from elmokit.settings import from_mapping, read_json
+from elmokit.storage.bounds import check_content, check_sizes
 from elmokit.storage.folder import ModelFiles, check_finite, check_shapes
 from elmokit.storage.layouts import CONFIG_FILE, EMBEDDER_FILE, ENCODER_FILE
 from elmokit.storage.official import required, table_in
@@ -93,8 +95,12 @@ def read_manylangs(folder: str | os.PathLike[str]) -> ModelFiles:
         "skip_connections": True,
     }
     config = from_mapping(BiLMConfig, values, source=source)
-    weights = _token_weights(folder / EMBEDDER_FILE, config, lexicon, characters, words)
-    weights |= _layer_weights(folder / ENCODER_FILE, config)
+    paths = (folder / EMBEDDER_FILE, folder / ENCODER_FILE)
+    embedder_tensors, encoder_tensors = map(_read_tensors, paths)
+    num_tensors = len(embedder_tensors) + len(encoder_tensors)
+    check_sizes(config, num_tensors=num_tensors, source=source, weights=paths[1])
+    weights = _token_weights(paths[0], embedder_tensors, config, lexicon, characters, words)
+    weights |= _layer_weights(paths[1], encoder_tensors, config)
     return ModelFiles(config, weights, lexicon=lexicon)
 
 
@@ -142,7 +148,12 @@ def _read_lexicon(path: Path, needed: tuple[str, ...]) -> dict[str, int]:
 
 
 def _token_weights(
-    path: Path, config: BiLMConfig, lexicon: Lexicon, characters: dict[str, int], words: dict[str, int]
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    config: BiLMConfig,
+    lexicon: Lexicon,
+    characters: dict[str, int],
+    words: dict[str, int],
 ) -> dict[str, Tensor]:
     """Tensors of the lexicon encoder, with rows in the order of `Lexicon`."""
     filters_dim = config.filters_dim
@@ -160,7 +171,7 @@ def _token_weights(
     for k in range(config.num_highways):
         expected[f"highways._layers.{k}.weight"] = (2 * filters_dim, filters_dim)
         expected[f"highways._layers.{k}.bias"] = (2 * filters_dim,)
-    tensors = _read_tensors(path, expected)
+    tensors = _checked(tensors, expected, path)
 
     weights = {f"projection.{part}": tensors[f"projection.{part}"] for part in ("weight", "bias")}
     if words:
@@ -180,7 +191,7 @@ def _token_weights(
     return {f"lexicon_encoder.{name}": tensor.contiguous() for name, tensor in weights.items()}
 
 
-def _layer_weights(path: Path, config: BiLMConfig) -> dict[str, Tensor]:
+def _layer_weights(path: Path, tensors: Mapping[str, Tensor], config: BiLMConfig) -> dict[str, Tensor]:
     """Tensors of the LSTMs, both directions of a layer stacked."""
     cell, width = config.cell_dim, config.projection_dim
     shapes = {
@@ -191,7 +202,7 @@ def _layer_weights(path: Path, config: BiLMConfig) -> dict[str, Tensor]:
     }
     cells = [[f"{direction}_layer_{k}." for direction in ("forward", "backward")] for k in range(config.num_layers)]
     expected = {one + name: shape for pair in cells for one in pair for name, shape in shapes.items()}
-    tensors = _read_tensors(path, expected)
+    tensors = _checked(tensors, expected, path)
     weights = {}
     for k, pair in enumerate(cells):
         for ours, theirs in (
@@ -212,9 +223,13 @@ def _gates(rows: Tensor) -> Tensor:
     return torch.cat([i, j, f, o])
 
 
-def _read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote, in its old or its new format, as float32."""
+def _read_tensors(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a file that torch.save wrote, in its old or its new format."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ValueError("it is compressed")
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle that is damaged or refused raises errors of many types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -223,6 +238,12 @@ def _read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[s
         ) from None
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path}: not a table of tensors by name")
+    check_content(sum(tensor.numel() for tensor in tensors.values()), path.stat().st_size, path)
+    return tensors
+
+
+def _checked(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:
+    """The tensors in float32, once their names, shapes and values are checked."""
     check_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected, path)
     for name, tensor in tensors.items():
         check_finite(tensor, path, name)

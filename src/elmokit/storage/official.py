@@ -25,6 +25,7 @@ from elmokit.config import BiLMConfig
 from elmokit.files import replacing, replacing_together
 from elmokit.network import BiLM
 from elmokit.settings import from_mapping, read_json
+from elmokit.storage.bounds import check_content, check_sizes, num_weights
 from elmokit.storage.folder import ModelFiles, check_finite
 from elmokit.storage.hdf5 import open_hdf5, writing_hdf5
 from elmokit.storage.layouts import OFFICIAL_WEIGHTS_FILE, OPTIONS_FILE
@@ -62,6 +63,10 @@ class Arrays(Protocol):
 
     @property
     def names(self) -> list[str]: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file, or of the files that hold the arrays."""
 
     def about(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of the array `name`."""
@@ -108,6 +113,7 @@ def read_official(
         # some files have no projection, because the filters already have its width
         if not any(name.startswith("CNN_proj/") for name in names) and config.filters_dim == config.projection_dim:
             config = dataclasses.replace(config, char_projection=False)
+        check_sizes(config, num_tensors=len(names), source=str(options_path), weights=file.path)
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in BiLM(config).state_dict().items()}
         expected = official_views(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
@@ -115,6 +121,8 @@ def read_official(
         for name, parts in expected.items():  # before the first is read: memory is for a model that fits
             _check(file_of[name], name, parts)
         _refuse_surplus(file, set(names) - set(expected), word_level, str(options_path))
+        num_bytes = file.num_bytes + (0 if embeddings_path is None else embeddings.num_bytes)
+        check_content(num_weights(config), num_bytes, file.path)
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
         for name, parts in official_views(config, weights).items():
             _fill(file_of[name], name, parts)
@@ -314,10 +322,14 @@ def read_softmax(path: str | os.PathLike[str], *, projection_dim: int) -> dict[s
         # a word-level model may use its word table as softmax
         table = "embedding" if "softmax/W" not in file.names and "embedding" in file.names else "softmax/W"
         rows = _rows(file, table)
-        softmax = {"weight": torch.empty(rows, projection_dim), "bias": torch.empty(rows)}
-        for name, tensor in ((table, softmax["weight"]), ("softmax/b", softmax["bias"])):
-            _check(file, name, [tensor])
-            _fill(file, name, [tensor])
+        names = {"weight": table, "bias": "softmax/b"}
+        shapes = {"weight": (rows, projection_dim), "bias": (rows,)}
+        for part, name in names.items():  # before memory is taken
+            _check(file, name, [torch.empty(shapes[part], device="meta")])
+        check_content(rows * (projection_dim + 1), file.num_bytes, file.path)
+        softmax = {part: torch.empty(shape) for part, shape in shapes.items()}
+        for part, name in names.items():
+            _fill(file, name, [softmax[part]])
     return softmax
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import math
 import os
 import re
@@ -100,26 +101,35 @@ class Checkpoint:
         if dtype is None or entry.is_sliced:
             what = "is split into slices" if entry.is_sliced else f"has TensorFlow's type {entry.dtype}"
             raise ValueError(f"{self.path}: {name} {what}, which is not supported")
+        data = self._data_file(entry)
+        if not data.is_file():
+            raise ValueError(f"{data}: this file, which holds {name}, is missing beside {self.path.name}")
+        if entry.size != math.prod(entry.shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize):
+            raise ValueError(f"{self.path}: {name} is {entry.shape} and {entry.size} bytes: the file is damaged")
+        if entry.offset + entry.size > data.stat().st_size:
+            raise ValueError(f"{data}: {name} is incomplete: the file is truncated")
         return entry.shape, np.dtype("<f4" if dtype == "bfloat16" else dtype)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """The array `name`, after its checksum is verified."""
         shape, dtype = self.about(name)
         entry = self._find(name)
-        data = self.path.with_suffix(f".data-{entry.shard:05d}-of-{self._num_shards:05d}")
-        if not data.is_file():
-            raise ValueError(f"{data}: this file, which holds {name}, is missing beside {self.path.name}")
+        data = self._data_file(entry)
         is_half = DTYPES[entry.dtype] == "bfloat16"
-        if entry.size != math.prod(shape) * (2 if is_half else dtype.itemsize):
-            raise ValueError(f"{self.path}: {name} is {shape} and {entry.size} bytes: the file is damaged")
-        if entry.offset + entry.size > data.stat().st_size:
-            raise ValueError(f"{data}: {name} is incomplete: the file is truncated")
         values = np.fromfile(data, np.uint8, entry.size, offset=entry.offset)
         if mask(crc32c(values)) != entry.checksum:
             raise ValueError(f"{data}: the checksum of {name} is wrong: the file is damaged")
         if is_half:
             return (values.view("<u2").astype("<u4") << 16).view("<f4").reshape(shape)
         return values.view(dtype).reshape(shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the .data files."""
+        return sum(path.stat().st_size for path in self.path.parent.glob(f"{glob.escape(self.path.stem)}.data-*-of-*"))
+
+    def _data_file(self, entry: Entry) -> Path:
+        return self.path.with_suffix(f".data-{entry.shard:05d}-of-{self._num_shards:05d}")
 
     def _find(self, name: str) -> Entry:
         if name not in self._entries:
@@ -143,12 +153,14 @@ def _read_table(path: Path) -> Iterator[tuple[bytes, bytes]]:
         for _, handle in _block(content, offset, size, path):
             (offset, size), _ = _varints(handle, 0, 2)
             yield from _block(content, offset, size, path)
-    except (IndexError, struct.error):
+    except (IndexError, struct.error, OverflowError):
         raise ValueError(f"{path}: its table cannot be read: the file is damaged") from None
 
 
 def _block(content: bytes, offset: int, size: int, path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Entries of one block. A key is stored as the length of the prefix shared with the key before it, and the rest."""
+    if offset + size + TRAILER_SIZE > len(content):
+        raise IndexError
     block = content[offset : offset + size]
     kind, checksum = struct.unpack("<BI", content[offset + size : offset + size + TRAILER_SIZE])
     if mask(crc32c(np.frombuffer(content, np.uint8, size + 1, offset))) != checksum:
