@@ -10,7 +10,7 @@ method does is in the rooms above.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -45,7 +45,7 @@ from elmokit.storage import folder as model_folder
 from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
 from elmokit.storage.folder import ModelFiles
-from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE
+from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE, SoftmaxUrls
 from elmokit.storage.official import read_official_model, write_official, write_softmax, write_token_embeddings
 from elmokit.text import (
     TREEBANK,
@@ -136,6 +136,7 @@ class ELMo(nn.Module):
         self.freeze = freeze
         if output_layer is not None:
             output_layer.requires_grad_(False)
+        self._softmax_urls: SoftmaxUrls | None = None
         self._runner = Runner(make_word_ids(bilm.config, vocabulary, lexicon), Tokenizer(tokenizer), state)
 
     # ---- from and to files -------------------------------------------------------------------------------------------
@@ -261,14 +262,7 @@ class ELMo(nn.Module):
         with torch.device("meta"):  # no time spent on initial values that the files replace
             bilm = BiLM(files.config)
         bilm.load_weights({name: t.float() for name, t in files.weights.items() if not name.startswith("mixes.")})
-        output_layer = None
-        if files.softmax is not None:
-            # not on the meta device, where randn imports half of torch's compiler; the caller's draws stay as they are
-            with torch.random.fork_rng(devices=[]):
-                output_layer = OutputLayer(1, 1)
-            output_layer.weight, output_layer.bias = (
-                nn.Parameter(files.softmax[n].float()) for n in ("weight", "bias")
-            )
+        output_layer = None if files.softmax is None else _output_layer(files.softmax)
         model = cls(
             bilm,
             num_mixes=num_mixes,
@@ -281,6 +275,7 @@ class ELMo(nn.Module):
         mixes = {name.removeprefix("mixes."): t for name, t in files.weights.items() if name.startswith("mixes.")}
         if len(mixes) == 2 * num_mixes:
             model.mixes.load_state_dict(mixes)
+        model._softmax_urls = files.softmax_urls
         return model.eval()
 
     def _placed(self, device: str | torch.device | None, dtype: torch.dtype, quantize: str | None) -> ELMo:
@@ -645,10 +640,32 @@ class ELMo(nn.Module):
 
     @property
     def is_language_model(self) -> bool:
-        """Whether the model has an output layer with its words, and so gives probabilities."""
-        return self.output_layer is not None and self.vocabulary is not None
+        """Whether the model has an output layer with its words, or can download them, and so gives probabilities."""
+        return self._softmax_urls is not None or (self.output_layer is not None and self.vocabulary is not None)
+
+    @torch.inference_mode(False)
+    def load_language_model(self, *, progress: Progress | None = None) -> None:
+        """Load the output layer and the vocabulary of "original" or "original-5.5b", which only probabilities need.
+
+        The methods of the language model call it. The files, more than 1 GB, are downloaded once. A model that has its
+        output layer, or has none, stays as it is.
+
+        Args:
+            progress: Called with (file, bytes so far, bytes in all or None) while files are downloaded.
+
+        Raises:
+            ConnectionError: If a file cannot be downloaded. Vectors work without it.
+            ValueError: If a file is damaged.
+        """
+        if self._softmax_urls is None or self.output_layer is not None:
+            return
+        softmax, vocabulary = self._softmax_urls.read(self.config.projection_dim, progress=progress)
+        weight = next(parameter for parameter in self.bilm.parameters() if parameter.is_floating_point())
+        self.output_layer = _output_layer(softmax).requires_grad_(False).to(weight.device, weight.dtype)
+        self.vocabulary = vocabulary
 
     def _scorer(self) -> Scorer:
+        self.load_language_model()
         if self.output_layer is None or self.vocabulary is None:
             raise ValueError(
                 "this model has no output layer, so it gives vectors but no probabilities: load a folder with "
@@ -722,6 +739,15 @@ class ELMo(nn.Module):
                 yield batch, output
                 num_done += len(batch.positions)
                 progress(num_done, total)
+
+
+def _output_layer(softmax: Mapping[str, Tensor]) -> OutputLayer:
+    """An output layer with the weights of a file."""
+    # not on the meta device, where randn imports half of torch's compiler; the caller's draws stay as they are
+    with torch.random.fork_rng(devices=[]):
+        output_layer = OutputLayer(1, 1)
+    output_layer.weight, output_layer.bias = (nn.Parameter(softmax[name].float()) for name in ("weight", "bias"))
+    return output_layer
 
 
 def _find(word: str, tokens: list[str]) -> int:

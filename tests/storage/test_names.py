@@ -5,10 +5,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
-from broken_server import OPTIONS, WEIGHTS, Server, cut_after, say
+import torch
+from broken_server import OPTIONS, WEIGHTS, Resource, Server, cut_after, say
 
+from elmokit import ELMo
 from elmokit.storage import names
 from elmokit.storage.layouts import ElmokitFolder, OfficialFiles
 
@@ -47,6 +52,120 @@ def test_an_official_name_is_downloaded_once_and_then_works_offline(
     assert names.resolve("small") == found
     assert len(options.requests) == 1
     assert weights.ranges == [None, "bytes=10000-"]
+
+
+# --- the language model of a published model
+
+
+@pytest.fixture
+def published(
+    server: Server, official_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Path], dict[str, Resource]]:
+    """ "original" is a tiny model on the local server, with softmax and vocabulary: its files, and their resources."""
+    made = official_model()
+    rng = np.random.default_rng(1)
+    with h5py.File(tmp_path / "softmax.hdf5", "w") as file:
+        file["softmax/W"] = rng.standard_normal((12, 5)).astype(np.float32)
+        file["softmax/b"] = rng.standard_normal(12).astype(np.float32)
+    words = ["</S>", "<S>", "<UNK>", "the", "bank", *(f"word{n}" for n in range(7)), "!!!MAXTERMID"]
+    (tmp_path / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    files = {
+        "options": made.options_path,
+        "weights": made.weights_path,
+        "softmax": tmp_path / "softmax.hdf5",
+        "vocabulary": tmp_path / "words.txt",
+    }
+    put = {part: server.put(f"/m/elmo_{part}{path.suffix}", path.read_bytes()) for part, path in files.items()}
+    model = names.OfficialModel(**{part: url for part, (url, _) in put.items()})
+    monkeypatch.setattr(names, "OFFICIAL", {"original": model})
+    return files, {part: resource for part, (_, resource) in put.items()}
+
+
+SENTENCE = ["the", "bank", "nobody"]
+
+
+def test_a_published_model_is_a_language_model_that_downloads_its_softmax_when_it_is_needed(
+    published: tuple[dict[str, Path], dict[str, Resource]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, resources = published
+    model, expected = ELMo.from_pretrained("original"), ELMo.from_files(**files)
+    assert model.is_language_model
+    np.testing.assert_array_equal(model.embed([SENTENCE])[0], expected.embed([SENTENCE])[0])
+    assert [len(resources[part].requests) for part in ("options", "weights", "softmax", "vocabulary")] == [1, 1, 0, 0]
+    assert model.output_layer is None
+    assert model.perplexity([SENTENCE]) == expected.perplexity([SENTENCE])
+    assert model.substitutes(SENTENCE, position=1, k=3) == expected.substitutes(SENTENCE, position=1, k=3)
+    assert [len(resources[part].requests) for part in ("softmax", "vocabulary")] == [1, 1]
+    assert model.vocabulary is not None
+    assert model.vocabulary.words[:3] == ("</S>", "<S>", "<UNK>")
+    assert not any(parameter.requires_grad for parameter in model.output_layer.parameters())  # type: ignore[union-attr]
+    monkeypatch.setenv("ELMOKIT_OFFLINE", "1")
+    again = ELMo.from_pretrained("original", dtype=torch.float64)
+    again.load_language_model()
+    assert again.output_layer is not None
+    assert again.output_layer.weight.dtype == torch.float64
+    assert [len(resources[part].requests) for part in ("softmax", "vocabulary")] == [1, 1]
+
+
+def test_a_softmax_that_cannot_be_had_leaves_the_vectors_as_they_are(
+    published: tuple[dict[str, Path], dict[str, Resource]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, resources = published
+    model = ELMo.from_pretrained("original")
+    resources["softmax"].deeds[:] = [say(404)]
+    with pytest.raises(ConnectionError, match=r"elmo_softmax\.hdf5: HTTP 404"):
+        model.log_probs([SENTENCE])
+    assert (model.output_layer, model.vocabulary) == (None, None)
+    np.testing.assert_array_equal(model.embed([SENTENCE])[0], ELMo.from_files(**files).embed([SENTENCE])[0])
+    monkeypatch.setenv("ELMOKIT_OFFLINE", "1")
+    with pytest.raises(ConnectionError, match=r"elmo_softmax\.hdf5 is not in the cache"):
+        model.log_probs([SENTENCE])
+    monkeypatch.delenv("ELMOKIT_OFFLINE")
+    assert len(model.log_probs([SENTENCE])) == 1  # the next call tries again
+
+
+def test_a_softmax_of_other_words_than_the_vocabulary_is_named(
+    published: tuple[dict[str, Path], dict[str, Resource]],
+) -> None:
+    _, resources = published
+    resources["vocabulary"].body = b"</S>\n<S>\n<UNK>\nthe\n"
+    with pytest.raises(ValueError, match=r"elmo_softmax\.hdf5 has 12 rows, .*elmo_vocabulary\.txt has 4 words"):
+        ELMo.from_pretrained("original").perplexity([SENTENCE])
+
+
+def test_a_published_model_is_saved_without_its_softmax_unless_that_was_used(
+    published: tuple[dict[str, Path], dict[str, Resource]], tmp_path: Path
+) -> None:
+    model = ELMo.from_pretrained("original")
+    model.save_pretrained(tmp_path / "vectors")
+    assert not ELMo.from_pretrained(tmp_path / "vectors").is_language_model
+    model.load_language_model()
+    model.save_pretrained(tmp_path / "both")
+    assert ELMo.from_pretrained(tmp_path / "both").perplexity([SENTENCE]) == model.perplexity([SENTENCE])
+
+
+def test_the_command_line_downloads_the_softmax_too(
+    published: tuple[dict[str, Path], dict[str, Resource]], tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from elmokit.cli.main import main
+
+    (tmp_path / "text.txt").write_text("the bank nobody\n" * 3, encoding="utf-8")
+    done = CliRunner().invoke(main, ["perplexity", "original", str(tmp_path / "text.txt"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert len(published[1]["softmax"].requests) == 1
+
+
+def test_a_model_without_a_published_softmax_says_so(
+    published: tuple[dict[str, Path], dict[str, Resource]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = names.OFFICIAL["original"]
+    monkeypatch.setattr(names, "OFFICIAL", {"small": names.OfficialModel(original.options, original.weights)})
+    model = ELMo.from_pretrained("small")
+    assert not model.is_language_model
+    with pytest.raises(ValueError, match="this model has no output layer"):
+        model.perplexity([SENTENCE])
 
 
 def test_a_folder_in_our_format_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

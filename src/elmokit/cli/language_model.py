@@ -13,6 +13,7 @@ from elmokit.cli.terminal import (
     DEFAULT_MODEL,
     counting,
     device_option,
+    downloads,
     json_option,
     load_model,
     model_option,
@@ -78,6 +79,8 @@ def perplexity(
             f"{model or DEFAULT_MODEL} has no softmax, so it is not a language model: `elmokit convert --softmax` adds "
             "one"
         )
+    with downloads() as progress:
+        elmo.load_language_model(progress=progress)
     if per_sentence:
         _print_sentence_perplexities(elmo, text, tokenized, as_json)
     else:

@@ -43,6 +43,7 @@ from elmokit.storage.layouts import (
     SOFTMAX_FILE,
     VOCABULARY_FILE,
     WEIGHTS_FILE,
+    SoftmaxUrls,
 )
 from elmokit.storage.switching import (
     CHECKSUMS,
@@ -88,6 +89,8 @@ class ModelFiles:
     """Whether the mixes normalize the layers."""
     tokenizer: TokenizerName = "treebank"
     """How the model's text is split into tokens."""
+    softmax_urls: SoftmaxUrls | None = None
+    """Where the softmax and the vocabulary of a published model are, which are read when they are needed."""
 
 
 def save(files: ModelFiles, folder: str | os.PathLike[str], *, card: str, storage: Storage | None = None) -> None:

@@ -7,13 +7,21 @@ Input: a folder. Output: one record per layout with the same members: `match` re
 from __future__ import annotations
 
 import glob
+import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
+from elmokit.storage.downloads import Progress, cached_path, fetch
+
 if TYPE_CHECKING:  # the modules that read weights import torch, and names are resolved without it
+    from torch import Tensor
+
     from elmokit.storage.folder import ModelFiles
+    from elmokit.text import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -76,6 +84,35 @@ class ElmokitFolder:
 
 
 @dataclass(frozen=True)
+class SoftmaxUrls:
+    """The softmax of a published model and its vocabulary: more than 1 GB, downloaded when they are first needed."""
+
+    softmax: str
+    vocabulary: str
+
+    def read(self, projection_dim: int, *, progress: Progress | None = None) -> tuple[dict[str, Tensor], Vocabulary]:
+        """Download the files, unless they are in the cache, and read them.
+
+        Args:
+            projection_dim: Width of the softmax's rows.
+            progress: Called while files are downloaded.
+
+        Returns:
+            `weight` (V, P) and `bias` (V,), and the words of their rows.
+
+        Raises:
+            ValueError: If a file is damaged, or the two do not fit. The message names the file.
+            ConnectionError: If a file cannot be downloaded.
+        """
+        from elmokit.storage.official import read_language_model
+
+        if not cached_path(self.softmax).is_file():
+            logger.warning("downloading the softmax of the language model, more than 1 GB: %s", self.softmax)
+        vocabulary = fetch(self.vocabulary, progress=progress)  # the small file first
+        return read_language_model(fetch(self.softmax, progress=progress), vocabulary, projection_dim=projection_dim)
+
+
+@dataclass(frozen=True)
 class OfficialFiles:
     """Files in the format of AllenNLP and bilm-tf: options.json, HDF5 weights, and what belongs to them."""
 
@@ -86,6 +123,8 @@ class OfficialFiles:
     softmax: Path | None = None
     embeddings: Path | None = None
     """A token-embedding file, which makes a word-level model."""
+    softmax_urls: SoftmaxUrls | None = None
+    """Where the softmax of a published model is, if it is not in `softmax`."""
     format: ClassVar[str] = "official"
 
     @property
@@ -112,13 +151,14 @@ class OfficialFiles:
         """Read and check the files."""
         from elmokit.storage.official import read_official_model
 
-        return read_official_model(
+        files = read_official_model(
             self.options,
             self.weights,
             vocabulary_path=self.vocabulary,
             embeddings_path=self.embeddings,
             softmax_path=self.softmax,
         )
+        return replace(files, softmax_urls=self.softmax_urls)
 
 
 @dataclass(frozen=True)

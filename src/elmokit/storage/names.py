@@ -24,6 +24,7 @@ from elmokit.storage.layouts import (
     ElmokitFolder,
     Layout,
     OfficialFiles,
+    SoftmaxUrls,
     find_layout,
 )
 
@@ -33,7 +34,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class OfficialModel:
-    """URLs of one published model; those of the softmax and its vocabulary only if they were published too."""
+    """URLs of one published model; those of the softmax and its vocabulary only if they were published too.
+
+    The softmax and its vocabulary are downloaded when the language model is first used (see `layouts.SoftmaxUrls`).
+    """
 
     options: str
     weights: str
@@ -136,7 +140,11 @@ def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = 
         return ElmokitFolder(_embedded_models()[text])
     if text in OFFICIAL:
         model = OFFICIAL[text]
-        return OfficialFiles(fetch(model.options, progress=progress), fetch(model.weights, progress=progress))
+        urls = None
+        if model.softmax is not None and model.vocabulary is not None:
+            urls = SoftmaxUrls(model.softmax, model.vocabulary)
+        options, weights = (fetch(url, progress=progress) for url in (model.options, model.weights))
+        return OfficialFiles(options, weights, softmax_urls=urls)
     if os.path.isfile(path):
         raise ValueError(f"{text}: this is a file: pass its folder, or use ELMo.from_files(options, weights)")
     if isinstance(name, str) and _HUB_NAME.fullmatch(text):

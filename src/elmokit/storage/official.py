@@ -166,11 +166,38 @@ def read_official_model(
         if vocabulary is None:
             raise ValueError(f"{softmax_path}: a softmax needs the vocabulary that names its rows: pass vocabulary=")
         softmax = read_softmax(softmax_path, projection_dim=config.projection_dim)
-        if len(softmax["bias"]) != len(vocabulary):
-            raise ValueError(
-                f"{softmax_path} has {len(softmax['bias'])} rows, {vocabulary_path} has {len(vocabulary)} words"
-            )
+        _check_rows(softmax, vocabulary, softmax_path, vocabulary_path)
     return ModelFiles(config, weights, softmax, vocabulary)
+
+
+def read_language_model(
+    softmax_path: str | os.PathLike[str], vocabulary_path: str | os.PathLike[str], *, projection_dim: int
+) -> tuple[dict[str, Tensor], Vocabulary]:
+    """Read a softmax file and the vocabulary that names its rows.
+
+    Args:
+        softmax_path: The HDF5 file, or the .index of a TensorFlow checkpoint.
+        vocabulary_path: A file with one word per line.
+        projection_dim: Width of the softmax's rows.
+
+    Returns:
+        `weight` (V, P) and `bias` (V,), and the V words.
+
+    Raises:
+        ValueError: If a file is damaged, or the two do not fit. The message names the file.
+    """
+    vocabulary = Vocabulary.load(Path(vocabulary_path))
+    softmax = read_softmax(softmax_path, projection_dim=projection_dim)
+    _check_rows(softmax, vocabulary, softmax_path, vocabulary_path)
+    return softmax, vocabulary
+
+
+def _check_rows(softmax: Mapping[str, Tensor], vocabulary: Vocabulary, softmax_path: Any, vocabulary_path: Any) -> None:
+    """Refuse a softmax of another number of rows than its vocabulary has words."""
+    if len(softmax["bias"]) != len(vocabulary):
+        raise ValueError(
+            f"{softmax_path} has {len(softmax['bias'])} rows, {vocabulary_path} has {len(vocabulary)} words"
+        )
 
 
 def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
