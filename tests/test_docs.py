@@ -238,6 +238,17 @@ def test_every_link_of_the_documents_leads_somewhere():
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_a_page_that_speaks_of_equal_vectors_says_how_equal_they_are():
+    without_a_figure = re.compile(
+        r"(has|have|with) the same vectors|vectors are the same|exact to the published|numbers\s+exactly"
+        r"|的向量都相同|模型一致",
+        re.IGNORECASE,
+    )
+    for page in PAGES:
+        claim = without_a_figure.search(page.read_text(encoding="utf-8"))
+        assert claim is None, f"{page.name}: {claim[0]!r}: write that they are equal to about 1e-6"
+
+
 def test_every_page_is_in_the_navigation_and_the_site_builds_without_a_warning(tmp_path):
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
