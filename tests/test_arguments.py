@@ -113,6 +113,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             model.mix, {"layers": torch.zeros(3, 1, 2, 8), "mask": torch.ones(1, 2, dtype=torch.bool)},
             {"layers": "tensor", "mask": "tensor"},
         ),
+        "ELMo.unfreeze": Call(language_model().unfreeze, {}, {"from_layer": "layers"}),
         "ELMo.to_ids": Call(model.to_ids, {"sentences": GOOD}, SENTENCES),
         "ELMo.embed_words": Call(model.embed_words, {"words": ["bank"]}, {"words": "words"}),
         "ELMo.embed": Call(model.embed, {"sentences": GOOD}, {**SENTENCES, "layers": "layers", **RUNNING}),

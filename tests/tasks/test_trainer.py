@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import safetensors.torch
 import torch
 from task_examples import SENTENCES, write_examples
 
-from elmokit.tasks import TASKS, load_task, train
+from elmokit import files
+from elmokit.tasks import TASKS, load_task, train, trainer
 from elmokit.tasks.trainer import Snapshots
 
 
@@ -49,6 +51,40 @@ def test_a_training_that_was_stopped_ends_as_if_it_had_not_been(small, tmp_path,
             train(parts, on_progress=stop)
     train(parts)
     assert_same_run(whole.out, parts.out)
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")
+def test_two_do_not_train_in_one_folder_at_once(small, tmp_path):
+    config, alone = (small(out=str(tmp_path / name), elmo_at="none", dropout=0.3) for name in ("out", "alone"))
+    num_refused = 0
+
+    def meanwhile(progress):
+        nonlocal num_refused
+        with pytest.raises(
+            ValueError, match=rf"another process is training in it \(process {os.getpid()} on .*, since "
+        ):
+            train(config)
+        num_refused += 1
+
+    train(alone)
+    train(config, on_progress=meanwhile)
+    assert num_refused > 3
+    assert_same_run(config.out, alone.out)
+    assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_a_training_that_another_process_finished_meanwhile_is_not_done_again(small, monkeypatch):
+    """The other process trains while this one reads its data."""
+    config, results = small(elmo_at="none"), []
+
+    def load_slowly(*arguments):
+        monkeypatch.setattr(trainer, "load_elmo", load_elmo)
+        results.append(train(config))
+        return load_elmo(*arguments)
+
+    load_elmo = trainer.load_elmo
+    monkeypatch.setattr(trainer, "load_elmo", load_slowly)
+    assert train(config, on_progress=lambda _: pytest.fail("it trained again")) == results[0]
 
 
 def test_a_training_that_was_killed_resumes_past_a_corrupted_checkpoint(small, tmp_path):

@@ -24,6 +24,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from elmokit.files import write_json
+from elmokit.files import claimed, write_json
 from elmokit.model import ELMo
 from elmokit.network import find_device
 from elmokit.settings import from_mapping, read_json, to_mapping
@@ -116,19 +117,36 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
 
     Raises:
         ImportError: If an optional module that the task needs is not installed.
-        ValueError: If settings or files are wrong, or `config.out` has a run with other settings.
+        ValueError: If settings or files are wrong, `config.out` has a run with other settings, or another process is
+            training there.
     """
     out, task = Path(config.out), find_task(config.task)
     check_requirements(task)
     _refuse_another_run(out, config)
     if (out / RESULT_FILE).is_file():
-        return from_mapping(TaskResult, read_json(out / RESULT_FILE), source=str(out / RESULT_FILE))
+        return _read_result(out)
+    if out.is_dir():
+        with _claimed(out):  # stop now, not after the data was read
+            pass
     device = find_device(config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         run = _Run(config, task, out, device, on_progress)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / RUN_FILE, _identity(config))  # after the data was read without an error
-        return run.run()
+        with _claimed(out):
+            _refuse_another_run(out, config)  # another process may have been faster
+            if (out / RESULT_FILE).is_file():
+                return _read_result(out)
+            write_json(out / RUN_FILE, _identity(config))  # after the data was read without an error
+            return run.run()
+
+
+def _claimed(out: Path) -> AbstractContextManager[None]:
+    """Keep other processes from training in the folder; a ValueError names the one that does."""
+    return claimed(out, lock=out / ".lock", doing="training in it")
+
+
+def _read_result(out: Path) -> TaskResult:
+    return from_mapping(TaskResult, read_json(out / RESULT_FILE), source=str(out / RESULT_FILE))
 
 
 class _Run:
