@@ -79,7 +79,7 @@ class ELMoOutput:
 class ELMo(nn.Module):
     """A biLM with its mixes; with an output layer and a vocabulary it is a language model too.
 
-    Stateless unless told otherwise: a sentence's vectors are the same alone, in any batch, in any order. With
+    Stateless unless told otherwise: a sentence's vectors do not depend on its batch, up to about 1e-6. With
     `state="carry"` each row of a batch starts where the same row of the batch before it ended, as the published code
     does; `reset_state` forgets.
 
