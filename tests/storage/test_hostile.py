@@ -7,7 +7,6 @@ import json
 import resource
 import shutil
 import signal
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -16,11 +15,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 import test_manylangs as manylangs
 import test_tensorflow as tensorflow
+import torch
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary
 from elmokit.config import MAX_CHARACTERS
