@@ -302,8 +302,11 @@ def test_a_word_level_model_is_stored_in_int8_too(official_model, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["int4", "bfloat16", torch.float16])
 def test_a_storage_that_does_not_exist_is_refused_before_anything_is_written(model, tmp_path, dtype):
-    with pytest.raises(ValueError, match=rf"stored as float32, float16, int8, not as .*{dtype}"):
+    with pytest.raises(ValueError, match=rf'dtype must be None, "float32", "float16" or "int8", not .*{dtype}'):
         model.save_pretrained(tmp_path / "new", dtype=dtype)
+    files = checkpoint.ModelFiles(model.config, model.bilm.state_dict())
+    with pytest.raises(ValueError, match=rf"stored as float32, float16, int8, not as .*{dtype}"):
+        checkpoint.save(files, tmp_path / "new", card="", storage=dtype)
     assert not (tmp_path / "new").exists()
 
 
