@@ -29,12 +29,16 @@ from tiny_corpora import (
 
 from elmokit.corpus import (
     Corpus,
+    Streams,
     build_vocabulary,
     count_words,
     evaluation_batches,
     prepare,
+    prepared,
     sources,
 )
+from elmokit.corpus.heldout import unigram_perplexity
+from elmokit.files import claimed
 from elmokit.text import Vocabulary, words_to_ids
 
 
@@ -108,6 +112,7 @@ def test_a_text_without_a_sentence_is_an_error_that_names_it(tmp_path):
             prepare(tmp_path / "void.txt", tmp_path / "c", vocabulary=Vocabulary(SPECIALS))
         with pytest.raises(ValueError, match="is not a prepared corpus"):
             Corpus.open(tmp_path / "c")
+        assert not (tmp_path / "c").exists()
 
 
 def test_preparing_the_same_again_returns_it_and_other_text_is_refused(tmp_path):
@@ -297,15 +302,67 @@ def test_a_changed_byte_is_found_and_the_place_named(tmp_path, monkeypatch, name
     content = bytearray((corpus.folder / name).read_bytes())
     content[len(content) // 2] ^= 4
     (corpus.folder / name).write_bytes(content)
-    damaged = Corpus.open(corpus.folder)
     place, lengths = len(content) // 2 // 4, np.cumsum([part["length"] for part in about(corpus)["shards"]])
     where = (
         rf"stream\.bin: shard {np.searchsorted(lengths, place, 'right')}, from text\.txt"
         if name == "stream.bin"
         else name
     )
+    with pytest.raises(ValueError, match=rf"{where}.* is damaged: its checksum differs. Remove .* prepare the text"):
+        Corpus.open(corpus.folder)
     with pytest.raises(ValueError, match=rf"{where}.* is damaged"):
-        damaged.verify()
+        corpus.verify()  # it was opened before
+
+
+@pytest.mark.parametrize("bit", [20, 31])
+@pytest.mark.parametrize("element", [7, 0, -1])
+def test_a_flipped_bit_in_a_stream_too_large_for_checksums_is_named_when_it_is_read(
+    tmp_path, monkeypatch, element, bit
+):
+    corpus, vocabulary = make_corpus(tmp_path, make_documents(8, 20))
+    good = Corpus.open(corpus.folder)
+    stream = np.fromfile(corpus.folder / "stream.bin", np.uint32)
+    stream[element] ^= np.uint32(1 << bit)
+    stream.tofile(corpus.folder / "stream.bin")
+    monkeypatch.setattr(prepared, "CHECKED_BYTES", 0)
+    damaged = Corpus.open(corpus.folder)
+    message = r"stream\.bin is damaged: it has .*prepare the text again"
+    with pytest.raises(ValueError, match=message):
+        streams = Streams(damaged, batch_size=2, unroll=5, seed=1)
+        for _ in range(2 * damaged.num_pairs // 10):
+            streams.next()
+    with pytest.raises(ValueError, match=message):
+        list(evaluation_batches(damaged, batch_size=2, unroll=5))
+    if element:  # the first boundary is not predicted
+        with pytest.raises(ValueError, match=message):
+            unigram_perplexity(good, damaged, len(vocabulary))
+
+
+def test_a_corpus_records_its_tokenizer_and_one_of_an_earlier_version_has_none(tmp_path):
+    for number, (tokenized, name) in enumerate({False: "treebank", True: "spaces", "characters": "characters"}.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "text.txt").write_text(as_text(make_documents(3)), encoding="utf-8")
+        corpus = prepare(folder / "text.txt", folder / "corpus", vocabulary=Vocabulary(SPECIALS), tokenized=tokenized)
+        assert (corpus.tokenizer, about(corpus)["tokenizer"]) == (name, name)
+    described = about(corpus)
+    del described["sha256"], described["tokenizer"]
+    described["sha256"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    (corpus.folder / "corpus.json").write_text(json.dumps(described))
+    assert Corpus.open(corpus.folder).tokenizer is None
+
+
+def test_only_one_process_prepares_a_folder_and_the_second_is_told_who(tmp_path):
+    corpus, vocabulary = make_corpus(tmp_path, make_documents(3))
+    with claimed(corpus.folder, lock=corpus.folder / ".lock"):
+        with pytest.raises(
+            ValueError, match=rf"{corpus.folder}: another process is preparing it \(process {os.getpid()} "
+        ):
+            prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
+    prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
+    (corpus.folder / ".lock").write_text('{"pid": 1}')  # of a process that was killed
+    prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
+    assert not (corpus.folder / ".lock").exists()
 
 
 def test_a_file_that_is_cut_off_missing_or_edited_is_found_at_opening(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,35 @@ def test_an_incomplete_checkpoint_is_never_loaded(tmp_path, damage):
         kept.load(2)
     kept.save(Snapshot(2, {"x": torch.zeros(3)}, {}))  # training comes by again
     assert kept.newest() == 2
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_stops_and_starts_again_only_when_they_are_removed(
+    text, tmp_path, caplog
+):
+    pretrain(**text, model=MODEL, out=tmp_path, **{**SETTINGS, "steps": 6})
+    model, metrics = (tmp_path / "model.safetensors").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()
+    for step in (3, 6):
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "snapshot.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"step-00000006: .* damaged: .*; there is no other good .*checkpoints\. .*remove"
+    ):
+        pretrain(**text, model=MODEL, out=tmp_path, **SETTINGS)
+    assert "is used" not in caplog.text
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert pretrain(**text, model=MODEL, out=tmp_path, **SETTINGS).step == 12
+
+
+def test_a_damaged_checkpoint_is_named_with_the_one_that_is_used(tmp_path, caplog):
+    kept = Snapshots(tmp_path)
+    for step in (1, 2):
+        kept.save(Snapshot(step, {"x": torch.zeros(3)}, {}))
+    (tmp_path / "step-00000002" / "snapshot.json").write_text("{}")
+    (tmp_path / "step-backup").mkdir()  # not a checkpoint
+    assert kept.newest() == 1
+    assert "step-00000002: the checkpoint is incomplete or damaged" in caplog.text
+    assert "the checkpoint of step 1 is used" in caplog.text
 
 
 def test_no_checkpoint_is_no_error(tmp_path):

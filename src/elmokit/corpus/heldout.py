@@ -72,7 +72,8 @@ def unigram_perplexity(train: Corpus, heldout: Corpus, num_words: int) -> float:
     for corpus, count in zip((train, heldout), counts, strict=True):
         targets = np.asarray(corpus.form_targets)
         for begin in range(1, len(corpus.stream), TOKENS_AT_ONCE):
-            forms = np.maximum(corpus.stream[begin : begin + TOKENS_AT_ONCE], 1)  # a boundary is predicted as </S>
+            forms = corpus.check_forms(np.asarray(corpus.stream[begin : begin + TOKENS_AT_ONCE]))
+            forms = np.maximum(forms, 1)  # a boundary is predicted as </S>
             count += np.bincount(targets[forms], minlength=num_words)
     log_probs = np.log((counts[0] + 1) / (counts[0].sum() + num_words))
     return float(np.exp(-(log_probs @ counts[1]) / counts[1].sum()))

@@ -6,16 +6,21 @@ Input: text files and a vocabulary.  Output: the folder, and `Corpus`, which ope
     documents.bin     int64   the index in the stream at which each document starts, and the length of the stream
     forms.bin         int16   (F, max_characters): characters of each form; rows 0 and 1 are <S> and </S>
     form_targets.bin  int32   (F,): vocabulary id of each form; that of <UNK> for a form outside the vocabulary
-    corpus.json       counts, digest of the vocabulary, checksums of each shard of the stream and of each other file
+    corpus.json       counts, tokenizer, digest of the vocabulary, checksums of each shard of the stream and of each
+                      other file
 
 A pair is two neighbours in the stream. In the forward direction, pair p reads stream[p], with B as <S>, and predicts
 stream[p + 1], with B as </S>. In the backward direction it reads stream[p + 1], with B as </S>, and predicts stream[p],
 with B as <S>. A sentence of n words has n + 1 predictions in each direction. A document is a sequence of pairs, and
 documents can be read in any order.
+
+Checksums are compared when a corpus is opened: those of all files but the stream, and that of a stream of at most
+CHECKED_BYTES. Word forms that are read from the stream are checked against the number of forms, of any corpus.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -35,16 +40,19 @@ from elmokit.corpus.sources import (
     Paths,
     Progress,
     Tokenized,
+    check_packages,
     find_files,
     read_blocks,
     report_replaced,
     sentences,
+    tokenizer_of,
 )
 from elmokit.corpus.workers import run_in_order
-from elmokit.files import replacing, sha256_of_json, write_json
+from elmokit.files import claimed, replacing, sha256_of_json, write_json
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, WordIds, words_to_ids
 
 FORMAT = "elmokit corpus 1"
+CHECKED_BYTES = 1 << 30  # size of the largest stream whose checksums are compared when a corpus is opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +67,8 @@ class Corpus:
     num_replaced_lines: int
     """Number of lines with bytes that are not UTF-8."""
     vocabulary_digest: str
+    tokenizer: str | None
+    """Name of the tokenizer that split the text; None if an earlier version prepared it."""
     made_from: str
     """Digest of the text, the vocabulary and the settings."""
     stream: npt.NDArray[np.int32] = field(repr=False)
@@ -68,14 +78,15 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> Corpus:
-        """Open a folder made by `prepare`. The arrays are mapped, not read.
+        """Open a folder made by `prepare`, and compare checksums. The arrays are mapped, not kept in memory.
 
         Args:
             folder: The folder.
             vocabulary: If given, check that the corpus was prepared with this vocabulary.
 
         Raises:
-            ValueError: If the folder is not a complete corpus, or has another vocabulary.
+            ValueError: If the folder is not a complete corpus, is damaged, or has another vocabulary. The checksum of a
+                stream larger than CHECKED_BYTES is not compared: `verify` does so.
         """
         folder = Path(folder)
         about = _read_about(folder)
@@ -93,19 +104,24 @@ class Corpus:
                 raise ValueError(f"{path} has {actual_size} bytes and should have {size}: prepare the text again")
             return np.memmap(path, dtype, "r", shape=shape)
 
-        return cls(
+        corpus = cls(
             folder=folder,
             num_tokens=about["num_tokens"],
             num_sentences=about["num_sentences"],
             num_documents=about["num_documents"],
             num_replaced_lines=about["num_replaced_lines"],
             vocabulary_digest=prepared_with,
+            tokenizer=about.get("tokenizer"),
             made_from=about["made_from"],
             stream=map_file("stream.bin", np.int32, about["num_tokens"] + about["num_sentences"] + 1),
             documents=map_file("documents.bin", np.int64, about["num_documents"] + 1),
             forms=map_file("forms.bin", np.int16, about["num_forms"], about["max_characters"]),
             form_targets=map_file("form_targets.bin", np.int32, about["num_forms"]),
         )
+        corpus._check_tables(about)
+        if corpus.stream.nbytes <= CHECKED_BYTES:
+            corpus._check_stream(about)
+        return corpus
 
     @property
     def num_pairs(self) -> int:
@@ -134,6 +150,27 @@ class Corpus:
         ids: npt.NDArray[Any] = np.asarray(table)[forms] + table.dtype.type(1)
         return ids
 
+    def check_forms(self, forms: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Check word forms that were read from the stream.
+
+        Args:
+            forms: Elements of `stream`, in any shape.
+
+        Returns:
+            `forms`.
+
+        Raises:
+            ValueError: If one is not a row of `forms`: the stream is damaged.
+        """
+        unsigned = forms.view(np.uint32)  # a negative number is a large one
+        if forms.size and (largest := int(unsigned.max())) >= len(self.form_targets):
+            wrong = np.uint32(largest).view(np.int32)
+            raise ValueError(
+                f"{self.folder / 'stream.bin'} is damaged: it has the word form {wrong}, the corpus has "
+                f"{len(self.form_targets)} forms. Remove {self.folder} and prepare the text again"
+            )
+        return forms
+
     def verify(self) -> None:
         """Read all arrays and compare their checksums.
 
@@ -141,18 +178,29 @@ class Corpus:
             ValueError: If a shard or a file was changed; the message names it.
         """
         about = _read_about(self.folder)
+        self._check_stream(about)
+        self._check_tables(about)
+
+    def _check_stream(self, about: dict[str, Any]) -> None:
+        """Compare the checksums of the stream."""
         begin = 0
         for number, shard in enumerate(about["shards"]):
             end = begin + shard["length"]
             if _sha256(self.stream[begin:end]) != shard["sha256"]:
                 raise ValueError(
                     f"{self.folder / 'stream.bin'}: shard {number}, from {shard['file']}, elements {begin} to {end},"
-                    " is damaged: its checksum differs. Prepare the text again"
+                    f" is damaged: its checksum differs. Remove {self.folder} and prepare the text again"
                 )
             begin = end
+
+    def _check_tables(self, about: dict[str, Any]) -> None:
+        """Compare the checksums of all files but the stream."""
         for name, sha256 in about["files"].items():
             if _sha256(getattr(self, Path(name).stem)) != sha256:
-                raise ValueError(f"{self.folder / name} is damaged: its checksum differs. Prepare the text again")
+                raise ValueError(
+                    f"{self.folder / name} is damaged: its checksum differs. Remove {self.folder} and prepare the text"
+                    " again"
+                )
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
@@ -204,13 +252,35 @@ def prepare(
         The corpus.
 
     Raises:
-        ValueError: If there is no sentence, a file is damaged, or `out` holds another corpus.
+        ValueError: If there is no sentence, a file is damaged, `out` holds another corpus, or another process prepares
+            it.
         ImportError: If a package to read a file is missing.
     """
     files, out = find_files(paths), Path(out)
+    check_packages(files)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with claimed(out, lock=out / ".lock", doing="preparing it"):
+            return _prepare(files, out, vocabulary, tokenized, max_characters, workers, progress)
+    except ValueError:
+        with contextlib.suppress(OSError):
+            out.rmdir()  # if nothing was written to it
+        raise
+
+
+def _prepare(
+    files: list[Path],
+    out: Path,
+    vocabulary: Vocabulary,
+    tokenized: Tokenized,
+    max_characters: int,
+    workers: int | None,
+    progress: Progress | None,
+) -> Corpus:
+    """Prepare a folder that no other process writes."""
     finished = (out / "corpus.json").exists()
     shards: list[_Shard] = []
-    (out / "shards").mkdir(parents=True, exist_ok=True)
+    (out / "shards").mkdir(exist_ok=True)
 
     def unfinished_jobs() -> Iterator[tuple[bytes, Tokenized, Path]]:
         for block in read_blocks(files, progress):
@@ -228,8 +298,9 @@ def prepare(
     else:
         counts = _count_forms(shards)
         if not counts:
+            shutil.rmtree(out / "shards")
             raise ValueError(f"there is no sentence in {', '.join(map(str, files))}")
-        _join(shards, counts, out, vocabulary, max_characters, made_from)
+        _join(shards, counts, out, vocabulary, tokenizer_of(tokenized).name, max_characters, made_from)
     shutil.rmtree(out / "shards")
     for temporary in out.glob(".*.tmp"):  # of a killed preparation
         temporary.unlink()
@@ -315,6 +386,7 @@ def _join(
     counts: Counter[str],
     out: Path,
     vocabulary: Vocabulary,
+    tokenizer: str,
     max_characters: int,
     made_from: str,
 ) -> None:
@@ -353,6 +425,7 @@ def _join(
         "format": FORMAT,
         "made_from": made_from,
         "vocabulary_digest": vocabulary.digest,
+        "tokenizer": tokenizer,
         "max_characters": max_characters,
         "num_tokens": length - num_sentences,
         "num_sentences": num_sentences,

@@ -75,7 +75,7 @@ def read_blocks(files: list[Path], progress: Progress | None) -> Iterator[Block]
         ValueError: If a file is damaged or incomplete.
         ImportError: If a package to read a file is missing.
     """
-    _check_packages(files)
+    check_packages(files)
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
         begins, parts = True, [b""]
@@ -93,8 +93,15 @@ def read_blocks(files: list[Path], progress: Progress | None) -> Iterator[Block]
         done += file.stat().st_size
 
 
-def _check_packages(files: list[Path]) -> None:
-    """Import the packages that read these files, before any work is done."""
+def check_packages(files: list[Path]) -> None:
+    """Import the packages that read these files, before any work is done.
+
+    Args:
+        files: Text files.
+
+    Raises:
+        ImportError: If a package is missing.
+    """
     packages = {".zst": ("zstandard", "train"), ".parquet": ("pyarrow", "parquet")}
     for file in files:
         if package := packages.get(file.suffix.lower()):

@@ -135,7 +135,11 @@ class Streams:
         return replace(current, step=step, epoch=step * current.unroll * current.rows // current.num_pairs)
 
     def next(self) -> TrainingBatch:
-        """The next batch. Batches are looked up in chunks; a thread prepares the next chunk."""
+        """The next batch. Batches are looked up in chunks; a thread prepares the next chunk.
+
+        Raises:
+            ValueError: If the corpus is damaged.
+        """
         number, within = divmod(self._position.step, self._chunk_steps)
         self._chunks = {
             n: self._chunks.get(n) or self._thread.submit(self._read_chunk, n) for n in (number, number + 1)
@@ -213,11 +217,16 @@ def evaluation_batches(corpus: Corpus, *, batch_size: int, unroll: int) -> Itera
         unroll: Number of tokens per row and batch.
 
     Raises:
-        ValueError: If a size is less than 1.
+        ValueError: If a size is less than 1, or the corpus is damaged.
     """
     if batch_size < 1 or unroll < 1:
         raise ValueError(f"batch_size={batch_size}, unroll={unroll}: both must be at least 1")
     boundaries = np.flatnonzero(np.asarray(corpus.stream) == 0)
+    if len(boundaries) != corpus.num_sentences + 1 or boundaries[-1] != corpus.num_pairs:
+        raise ValueError(
+            f"{corpus.folder / 'stream.bin'} is damaged: it has {len(boundaries)} sentence boundaries for "
+            f"{corpus.num_sentences} sentences. Remove {corpus.folder} and prepare the text again"
+        )
     cuts = np.arange(batch_size + 1, dtype=np.int64) * corpus.num_pairs // batch_size
     runs = boundaries[np.searchsorted(boundaries, cuts)][:, None]
     starts, ends = runs[:-1], runs[1:]
@@ -231,12 +240,16 @@ def evaluation_batches(corpus: Corpus, *, batch_size: int, unroll: int) -> Itera
 def _read_pairs(corpus: Corpus, forward: Indices, backward: Indices) -> TrainingBatch:
     """The word forms and targets of pairs (B, T) of both directions."""
     stream, targets = np.asarray(corpus.stream), np.asarray(corpus.form_targets)
+
+    def forms(pairs: Indices) -> Ints:
+        return corpus.check_forms(stream.take(pairs))
+
     # The boundary is stored as 0, which is <S>; where it means </S> it becomes 1.
     return TrainingBatch(
-        forward_inputs=stream.take(forward),
-        forward_targets=targets.take(np.maximum(stream.take(forward + 1), 1)),
-        backward_inputs=np.maximum(stream.take(backward + 1), 1),
-        backward_targets=targets.take(stream.take(backward)),
+        forward_inputs=forms(forward),
+        forward_targets=targets.take(np.maximum(forms(forward + 1), 1)),
+        backward_inputs=np.maximum(forms(backward + 1), 1),
+        backward_targets=targets.take(forms(backward)),
     )
 
 

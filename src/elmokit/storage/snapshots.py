@@ -82,16 +82,30 @@ class Snapshots:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, damaged ones too, in ascending order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        numbers = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def newest(self) -> int | None:
-        """The step of the newest checkpoint that is not damaged; None if there is none."""
+        """The step of the newest checkpoint that is not damaged; None if there is no checkpoint.
+
+        Raises:
+            ValueError: If there are checkpoints, and all are damaged.
+        """
+        damaged: list[ValueError] = []
         for step in reversed(self.steps()):
             try:
                 self._values(step)
-                return step
             except ValueError as error:
-                logger.warning("%s; the checkpoint before it is used", error)
+                damaged.append(error)
+                continue
+            for error in damaged:
+                logger.warning("%s; the checkpoint of step %d is used", error, step)
+            return step
+        if damaged:
+            raise ValueError(
+                f"{damaged[0]}; there is no other good checkpoint in {self.folder}. Restore the folder from a copy; or "
+                "remove it, and the same call starts the training again from its first step"
+            )
         return None
 
     def load(self, step: int) -> Snapshot:
