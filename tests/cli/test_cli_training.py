@@ -1,6 +1,8 @@
 """vocab, prepare, pretrain, finetune: from text to a model."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,83 @@ def test_finetune_takes_a_vocabulary_and_names_wrong_settings(recipe, language_m
     assert result_of("info", tmp_path / "tuned")["vocabulary_size"] == 5
     assert "unknown key 'stepz'" in error_of(*arguments, "--set", "stepz=1")
     assert "write a setting as key=value" in error_of(*arguments, "--set", "steps")
+
+
+SMALL = [word for setting in ("batch_size=4", "unroll=5", "tensorboard=false") for word in ("--set", setting)]
+
+
+def test_finetune_with_its_defaults_takes_a_small_text_and_says_how_the_perplexity_changed(
+    recipe, language_model, tmp_path
+):
+    train = tmp_path / "train.txt"
+    arguments = ["finetune", language_model, train, "--heldout", train, *SMALL]
+    found = result_of(*arguments, "-o", tmp_path / "tuned")
+    assert json.loads((tmp_path / "tuned" / "recipe.json").read_text())["optimizer"] == "adamw"
+    assert found["best"]["both"] < found["before"]["both"]
+    assert found["summary"].startswith(f"The held-out perplexity fell from {found['before']['both']:.2f} to ")
+    assert found["summary"] in run(*arguments, "-o", tmp_path / "tuned").stdout.splitlines()
+
+
+def test_finetune_says_in_plain_words_that_training_made_the_model_worse(recipe, language_model, tmp_path):
+    train = tmp_path / "train.txt"
+    arguments = ["finetune", language_model, train, "--heldout", train, "-o", tmp_path / "tuned", *SMALL]
+    line = run(*arguments, "--set", "learning_rate=9", "--set", "warmup_steps=0").stdout.splitlines()[-1]
+    assert line.startswith("Fine-tuning did not improve the model: the held-out perplexity was ")
+    assert "The model as given is saved" in line
+    given, tuned = (ELMo.from_pretrained(folder).bilm.state_dict() for folder in (language_model, tmp_path / "tuned"))
+    assert all(np.array_equal(given[name], tuned[name]) for name in given)
+
+
+def test_finetune_without_held_out_text_says_that_nothing_was_measured(recipe, language_model, tmp_path):
+    result = run("finetune", language_model, tmp_path / "train.txt", "-o", tmp_path / "tuned", *SMALL)
+    assert "without --heldout it is not measured whether the model improved" in result.stderr
+
+
+def test_finetune_continues_a_longer_training_with_its_own_recipe(recipe, language_model, tmp_path):
+    arguments = ["finetune", language_model, tmp_path / "train.txt", "-o", tmp_path / "rest", "--recipe", recipe]
+    found = result_of(*arguments, "--set", "first_step=4")
+    assert (found["step"], found["num_steps"]) == (6, 6)
+    used = json.loads((tmp_path / "rest" / "recipe.json").read_text())
+    assert (used["optimizer"], used["learning_rate"], used["first_step"]) == ("adagrad", 0.2, 4)
+    assert "no such recipe" in error_of(*arguments[:-1], "nothing")
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune"])
+def test_a_mistyped_path_writes_nothing_and_the_corrected_command_runs(recipe, language_model, tmp_path, verb):
+    def arguments(train: Path) -> list[object]:
+        if verb == "pretrain":
+            return ["pretrain", recipe, "--set", f"train={train}"]
+        return ["finetune", language_model, train, "-o", tmp_path / "run", *SMALL]
+
+    assert "trian.txt: no such file" in error_of(*arguments(tmp_path / "trian.txt"))
+    assert not (tmp_path / "run").exists()
+    assert result_of(*arguments(tmp_path / "train.txt"))["ended"] == "steps"
+
+
+def test_a_second_process_on_one_target_is_told_who_writes_it_and_exits_with_an_error(recipe, language_model, tmp_path):
+    train, words = tmp_path / "train.txt", tmp_path / "words.txt"
+    run("vocab", train, "-o", words)
+    for folder in ("run", "tuned", "corpus"):
+        (tmp_path / folder).mkdir()
+    commands = {
+        words.with_name(".words.txt.lock"): ["vocab", train, "-o", words, "--overwrite"],
+        tmp_path / "corpus" / ".lock": ["prepare", train, "-o", tmp_path / "corpus", "--vocabulary", words],
+        tmp_path / "run" / ".lock": ["pretrain", recipe],
+        tmp_path / "tuned" / ".lock": ["finetune", language_model, train, "-o", tmp_path / "tuned", *SMALL],
+    }
+    hold = (
+        "import sys; from pathlib import Path; from elmokit.files import claimed\n"
+        "with claimed(Path('x'), lock=Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()"
+    )
+    for lock, command in commands.items():
+        with subprocess.Popen(
+            [sys.executable, "-c", hold, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout.readline() == "held\n"
+            assert f"(process {other.pid} on " in error_of(*command)
+            other.kill()  # a dead process does not block
+        run(*command)
+        assert not lock.exists()
 
 
 def test_a_recipe_of_the_package_is_given_by_name(recipe, tmp_path):

@@ -327,10 +327,9 @@ def test_a_flipped_bit_in_a_stream_too_large_for_checksums_is_named_when_it_is_r
     monkeypatch.setattr(prepared, "CHECKED_BYTES", 0)
     damaged = Corpus.open(corpus.folder)
     message = r"stream\.bin is damaged: it has .*prepare the text again"
+    streams = Streams(damaged, batch_size=2, unroll=5, seed=1)
     with pytest.raises(ValueError, match=message):
-        streams = Streams(damaged, batch_size=2, unroll=5, seed=1)
-        for _ in range(2 * damaged.num_pairs // 10):
-            streams.next()
+        [streams.next() for _ in range(2 * damaged.num_pairs // 10)]
     with pytest.raises(ValueError, match=message):
         list(evaluation_batches(damaged, batch_size=2, unroll=5))
     if element:  # the first boundary is not predicted
@@ -354,11 +353,9 @@ def test_a_corpus_records_its_tokenizer_and_one_of_an_earlier_version_has_none(t
 
 def test_only_one_process_prepares_a_folder_and_the_second_is_told_who(tmp_path):
     corpus, vocabulary = make_corpus(tmp_path, make_documents(3))
-    with claimed(corpus.folder, lock=corpus.folder / ".lock"):
-        with pytest.raises(
-            ValueError, match=rf"{corpus.folder}: another process is preparing it \(process {os.getpid()} "
-        ):
-            prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
+    message = rf"{corpus.folder}: another process is preparing it \(process {os.getpid()} "
+    with claimed(corpus.folder, lock=corpus.folder / ".lock"), pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
     prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)
     (corpus.folder / ".lock").write_text('{"pid": 1}')  # of a process that was killed
     prepare(tmp_path / "text.txt", corpus.folder, vocabulary=vocabulary, tokenized=True)

@@ -59,9 +59,11 @@ def vocab(
     TEXT: files or globs of .txt, .gz, .xz, .zst or .parquet files. The most frequent word comes first.
     """
     from elmokit.corpus import build_vocabulary
+    from elmokit.files import claimed
 
     check_new_file(target, overwrite)
-    with progress_bar("counting", None) as advance:
+    with claimed(target), progress_bar("counting", None) as advance:
+        check_new_file(target, overwrite)  # another process may have been faster
         vocabulary = build_vocabulary(
             text,
             size=size,
@@ -70,7 +72,7 @@ def vocab(
             progress=advance.to,
             workers=workers,
         )
-    vocabulary.save(target)
+        vocabulary.save(target)
     print_result(as_json, {"out": str(target), "words": len(vocabulary)}, f"{target}: {len(vocabulary):,} words")
 
 
@@ -152,9 +154,16 @@ def pretrain(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.argument("model")
 @click.argument("text", nargs=-1, required=True)
 @click.option("-o", "--out", "target", required=True, help="Folder of the run and of the trained model.")
-@click.option("--heldout", help="Text to measure the perplexity of; the best model is kept.")
+@click.option("--heldout", help="Text to measure the perplexity of; the best model is kept, MODEL itself included.")
 @click.option(
     "--vocabulary", help="Words of a new softmax.  [default: those of MODEL if it has a softmax, else of TEXT]"
+)
+@click.option(
+    "--recipe",
+    default="finetune",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Recipe whose settings are the defaults; its text, its folder and its sizes are not used.",
 )
 @tokenized_option
 @set_option
@@ -165,13 +174,18 @@ def finetune(
     target: str,
     heldout: str | None,
     vocabulary: str | None,
+    recipe: str,
     tokenized: bool,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Continue training MODEL on TEXT.
 
-    MODEL is any model: a folder, a name or a Hugging Face id. If a run is stopped, the same command resumes it.
+    MODEL is any model: a folder, a name or a Hugging Face id. The defaults are three passes over TEXT in small steps.
+    If a run is stopped, the same command resumes it.
+
+    With --heldout the perplexity is measured before the first step too: if training does not lower it, MODEL is saved
+    as it was given.
     """
     from elmokit.pretraining import finetune as continue_training
     from elmokit.settings import read_setting
@@ -184,8 +198,12 @@ def finetune(
         files = names.resolve(model, progress=progress).read()
     with training_bar() as on_progress:
         train = text[0] if len(text) == 1 else text
-        result = continue_training(files, train=train, out=target, heldout=heldout, on_progress=on_progress, **settings)
+        result = continue_training(
+            files, train=train, out=target, heldout=heldout, recipe=recipe, on_progress=on_progress, **settings
+        )
     _print_training(result, as_json)
+    if heldout is None and not as_json and os.environ.get("RANK", "0") == "0":
+        click.echo("without --heldout it is not measured whether the model improved", err=True)
 
 
 def _print_training(result: PretrainResult, as_json: bool) -> None:
@@ -196,7 +214,11 @@ def _print_training(result: PretrainResult, as_json: bool) -> None:
         line += f"; held-out perplexity {result.best.both:.2f} at step {result.best_step:,}"
     if result.unigram is not None:
         line += f" (word frequencies only: {result.unigram:.2f})"
-    print_result(as_json, {**dataclasses.asdict(result), "folder": str(result.folder)}, line)
+    values = {**dataclasses.asdict(result), "folder": str(result.folder)}
+    if result.summary is not None:
+        values["summary"] = result.summary
+        line += f"\n{result.summary}"
+    print_result(as_json, values, line)
     if result.ended.startswith("SIG"):
         import signal
 

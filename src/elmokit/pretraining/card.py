@@ -31,7 +31,7 @@ def recipe_of(config: PretrainConfig, model: BiLMConfig) -> dict[str, Any]:
 
 
 def check_recipe(path: Path, config: PretrainConfig, model: BiLMConfig) -> None:
-    """Write recipe.json; where it already exists, check first that it describes the same run.
+    """Check that recipe.json, if it exists, describes the same run.
 
     Args:
         path: recipe.json in the run's folder.
@@ -50,7 +50,11 @@ def check_recipe(path: Path, config: PretrainConfig, model: BiLMConfig) -> None:
                     f"{path.parent} holds a run with {name} = {before.get(name)}, not {recipe.get(name)}: "
                     "use another folder, or the settings of that run to resume it"
                 )
-    write_json(path, recipe)
+
+
+def write_recipe(path: Path, config: PretrainConfig, model: BiLMConfig) -> None:
+    """Write recipe.json."""
+    write_json(path, recipe_of(config, model))
 
 
 def model_card(

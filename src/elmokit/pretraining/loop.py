@@ -12,6 +12,8 @@ Input: settings and text.  Output, in the run's folder:
 The same call starts a run and resumes one that was stopped or killed.  On a CPU a resumed run gives the same result as
 an uninterrupted one, bit by bit.  Under `torchrun` each process trains on its part of the rows; all processes must see
 the run's folder.
+
+The input is checked before anything is written.  One run at a time writes a folder: the lock file is `.lock`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -33,18 +37,19 @@ from elmokit.config import BiLMConfig
 from elmokit.corpus import StreamPosition, Streams
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.corpus.sources import tokenized_of, tokenizer_of
-from elmokit.files import replacing
+from elmokit.files import claimed, replacing
 from elmokit.inference.scores import perplexity_of_loss
 from elmokit.pretraining.batches import BatchMaker, Loader
-from elmokit.pretraining.card import RECIPE_FILE, check_recipe, model_card
-from elmokit.pretraining.data import check_tokenizer, fit_word_table, make_model, open_data
+from elmokit.pretraining.card import RECIPE_FILE, check_recipe, model_card, write_recipe
+from elmokit.pretraining.data import check_input, fit_word_table, make_model, open_data
 from elmokit.pretraining.metrics import METRICS_FILE, SPEED_FILE, Metrics, truncate
 from elmokit.pretraining.optimizers import rates_at
 from elmokit.pretraining.processes import Processes, StopSignals, join_processes
 from elmokit.pretraining.results import DivergenceError, OnProgress, PretrainResult, Progress, TrainingState
-from elmokit.pretraining.settings import Paths, PretrainConfig, make_config
+from elmokit.pretraining.settings import Paths, PretrainConfig, finetune_defaults, make_config
 from elmokit.pretraining.step import Learner
 from elmokit.storage import folder as model_folder
+from elmokit.storage import names
 from elmokit.storage.folder import ModelFiles
 from elmokit.storage.layouts import CARD_FILE
 from elmokit.storage.snapshots import Snapshot, Snapshots
@@ -75,11 +80,11 @@ def pretrain(
         The folder, the number of steps, and the held-out perplexities.
 
     Raises:
-        ValueError: If a setting is not valid, or `out` holds a run with other settings.
+        ValueError: If a setting is not valid, `out` holds a run with other settings, or another process trains in it.
         DivergenceError: If the loss, a gradient or a weight is not finite.
         OSError: If a checkpoint or the model cannot be written.
     """
-    config = make_config(train, out, heldout, settings)
+    config = make_config(train, out, heldout, settings, source="pretrain")
     return run_recipe(config, model or BiLMConfig(), on_progress=on_progress)
 
 
@@ -89,34 +94,39 @@ def finetune(
     train: Paths,
     out: str | os.PathLike[str],
     heldout: Paths | None = None,
+    recipe: str | os.PathLike[str] = "finetune",
     on_progress: OnProgress | None = None,
     **settings: object,
 ) -> PretrainResult:
     """Continue training a model on other text.
 
-    The output layer is kept if the model has one and its vocabulary is used; otherwise it is initialized anew. The
-    model keeps its tokenizer.
+    The output layer is kept if the model has one. With another vocabulary, the rows of words that both vocabularies
+    have are kept, and new words start from similar ones. The model keeps its tokenizer. The held-out perplexity is
+    measured before the first update too: if training only makes it worse, the model as given is saved.
 
     Args:
-        model: A model folder, or the files of any model that can be loaded.
+        model: A model folder, a name, a Hugging Face id, or the files of any model that can be loaded.
         train: As for `pretrain`.
         out: As for `pretrain`.
         heldout: As for `pretrain`.
+        recipe: Recipe whose settings are the defaults: a name of the package, a TOML file, or the recipe.json of a run.
+            Its text, its folder and its sizes are not used. The default is made for fine-tuning.
         on_progress: As for `pretrain`.
         settings: Any other field of `PretrainConfig`. By default the text is split by the model's tokenizer, and
             `tokenized` must agree with it. True also agrees with "treebank": the text is already split.
 
     Returns:
-        As for `pretrain`.
+        As for `pretrain`. `summary` says whether the model improved.
 
     Raises:
         ValueError: As for `pretrain`; or if `tokenized` contradicts the model's tokenizer.
         DivergenceError: As for `pretrain`.
         OSError: As for `pretrain`.
     """
-    files = model if isinstance(model, ModelFiles) else model_folder.load(model)
-    settings = {"tokenized": tokenized_of(files.tokenizer), **settings}
-    config = make_config(train, out, heldout, settings)
+    files = model if isinstance(model, ModelFiles) else names.resolve(model).read()
+    defaults = finetune_defaults(recipe, has_heldout=heldout is not None)
+    settings = {"tokenized": tokenized_of(files.tokenizer), **defaults, **settings}
+    config = make_config(train, out, heldout, settings, source="finetune")
     return run_recipe(config, files.config, initial=files, on_progress=on_progress)
 
 
@@ -143,7 +153,6 @@ def run_recipe(
         DivergenceError: As for `pretrain`.
         OSError: As for `pretrain`.
     """
-    check_tokenizer(config, initial)
     if config.first_step and initial is None:
         raise ValueError(
             f"first_step is {config.first_step}, but the weights are random: call `finetune` with a trained model"
@@ -155,7 +164,45 @@ def run_recipe(
             )
         if config.precision == "bfloat16":
             kernels.check_dtype(torch.empty(0, dtype=torch.bfloat16, device=processes.device))
-        return _Run(config, model, initial, processes, on_progress).run()
+        with contextlib.ExitStack() as stack:
+            if processes.rank == 0:  # the other processes belong to the same run
+                check_recipe(Path(config.out) / RECIPE_FILE, config, model)
+                check_input(config, model, initial)
+                stack.enter_context(_claimed_folder(Path(config.out)))
+                check_recipe(Path(config.out) / RECIPE_FILE, config, model)  # another process may have been faster
+            return _Run(config, model, initial, processes, on_progress).run()
+
+
+@contextlib.contextmanager
+def _claimed_folder(out: Path) -> Iterator[None]:
+    """Create the run's folder, and keep other runs out of it."""
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with claimed(out, lock=out / ".lock", doing="training in it"):
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                out.rmdir()  # if the run was refused and nothing is in it
+
+
+@contextlib.contextmanager
+def _removed_if_refused(out: Path) -> Iterator[None]:
+    """Remove what a new run wrote if its input is refused, so that a corrected call can use the folder."""
+    corpora = [out / "corpus" / name for name in ("train", "heldout")]
+    written = [path for path in (out / RECIPE_FILE, out / "corpus" / "vocabulary.txt", *corpora) if not path.exists()]
+    try:
+        yield
+    except (ValueError, ImportError):
+        for path in written:
+            if path in corpora and not (path / "shards").exists():  # text that is half prepared is used again
+                shutil.rmtree(path, ignore_errors=True)
+            elif path not in corpora:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (out / "corpus").rmdir()
+        raise
 
 
 class _Run:
@@ -173,12 +220,24 @@ class _Run:
         self.tokenizer = tokenizer_of(config.tokenized).name if initial is None else initial.tokenizer
         self.out = Path(config.out)
         self.is_first = processes.rank == 0
+        self.is_finetuning = initial is not None
+        with _removed_if_refused(self.out) if self.is_first else contextlib.nullcontext():
+            self._build(model, initial)
+        self.snapshots = Snapshots(self.out / "checkpoints")
+        self.state = TrainingState(step=config.first_step)
+        self.position = self.streams.state
+        self._last_log = (0, time.perf_counter())
+
+    def _build(self, model: BiLMConfig, initial: ModelFiles | None) -> None:
+        """Prepare the data, and build the streams and the learner."""
+        config, processes = self.config, self.processes
         if self.is_first:  # the other processes open what this one prepares
-            self.out.mkdir(parents=True, exist_ok=True)
-            check_recipe(self.out / RECIPE_FILE, config, model)
-            open_data(config, model, initial)
+            is_resumed = (self.out / RECIPE_FILE).exists()
+            write_recipe(self.out / RECIPE_FILE, config, model)
+            self.data = open_data(config, model, initial, is_resumed=is_resumed)
         processes.wait_for_all()
-        self.data = open_data(config, model, initial)
+        if not self.is_first:
+            self.data = open_data(config, model, initial, is_resumed=True)
         self.unigram: float | None = None
         if self.is_first and self.data.heldout is not None:
             self.unigram = unigram_perplexity(self.data.train, self.data.heldout, len(self.data.vocabulary))
@@ -193,12 +252,18 @@ class _Run:
         )
         per_step = config.batch_size * config.unroll * config.accumulation
         self.num_steps = config.steps or max(1, round(config.epochs * self.streams.tokens_per_epoch / per_step))
+        own_steps = self.num_steps - config.first_step
+        self.eval_every = int(config.eval_every) or max(1, round(config.eval_every * own_steps))
+        self.static_shapes = processes.device.type == "cuda"
+        self.maker = BatchMaker(self.data.train, self.model_config, static_shapes=self.static_shapes)
         language_model = make_model(config, self.model_config, initial, self.data.vocabulary)
+        if config.loss == "sampled" and config.num_negatives >= len(self.data.vocabulary):
+            logger.info(
+                "the vocabulary has %d words, too few for num_negatives = %d: the loss is the full softmax",
+                len(self.data.vocabulary), config.num_negatives,
+            )  # fmt: skip
+            config = dataclasses.replace(config, loss="full")
         self.learner = Learner(language_model, config, processes)
-        self.snapshots = Snapshots(self.out / "checkpoints")
-        self.state = TrainingState(step=config.first_step)
-        self.position = self.streams.state
-        self._last_log = (0, time.perf_counter())
 
     def run(self) -> PretrainResult:
         """Train until the last step, until patience ends, or until a signal."""
@@ -206,14 +271,16 @@ class _Run:
         ended = self._how_it_ended()
         if ended is not None:
             return self._result(ended)
-        is_gpu = self.processes.device.type == "cuda"
-        maker = BatchMaker(self.data.train, self.model_config, static_shapes=is_gpu)
-        loader = Loader(self.streams, maker, accumulation=self.config.accumulation, pin=is_gpu)
+        accumulation = self.config.accumulation
+        loader = Loader(self.streams, self.maker, accumulation=accumulation, pin=self.static_shapes)
         self._last_log = (self.state.step, time.perf_counter())
         with contextlib.ExitStack() as stack:
             stack.callback(loader.close)
             metrics = stack.enter_context(Metrics(self.out, self.config.tensorboard)) if self.is_first else None
             stop = stack.enter_context(StopSignals())
+            is_at_first_step = self.state.step == self.config.first_step and not self.state.measured
+            if self.is_finetuning and is_at_first_step and self.data.heldout is not None:
+                self._measure(metrics)  # the model as given is the first candidate for the best one
             for batches in loader:
                 state = self.state
                 self.learner.step(batches, rates_at(self.config, state.step + 1, self.num_steps))
@@ -225,7 +292,7 @@ class _Run:
                     self._check_finite()
                 if is_log_step:
                     self._log(metrics)
-                if self.data.heldout is not None and self._is_due(self.config.eval_every):
+                if self.data.heldout is not None and self._is_due(self.eval_every):
                     self._measure(metrics)
                 ended = self._how_it_ended() or self._agree_to_stop(stop.name)
                 if ended is not None or self._is_due(self.config.checkpoint_every):
@@ -424,4 +491,5 @@ class _Run:
             best_step=self.state.best_step,
             last=self.state.last_perplexity(),
             unigram=self.unigram,
+            before=self.state.perplexity_at(self.config.first_step) if self.is_finetuning else None,
         )

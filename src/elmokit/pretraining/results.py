@@ -60,6 +60,25 @@ class PretrainResult:
     """Last held-out perplexity."""
     unigram: float | None
     """Held-out perplexity of a unigram model of the training text."""
+    before: Perplexity | None = None
+    """Held-out perplexity of a fine-tuned model before the first update; None without held-out text."""
+
+    @property
+    def summary(self) -> str | None:
+        """What fine-tuning did to the held-out perplexity, in plain words; None if it was not measured before."""
+        if self.before is None or self.best is None or self.last is None:
+            return None
+        before, best, last = self.before.both, self.best.both, self.last.both
+        if not best < before:
+            change = f"rose to {last:.2f}" if last > before else "did not fall"
+            return (
+                f"Fine-tuning did not improve the model: the held-out perplexity was {before:.2f} before the first "
+                f"step and {change}. The model as given is saved. Try a smaller learning_rate, or more text."
+            )
+        fell = f"The held-out perplexity fell from {before:.2f} to {best:.2f} at step {self.best_step:,}"
+        if last > best:
+            return f"{fell}, then rose to {last:.2f}. The model of step {self.best_step:,} is saved."
+        return f"{fell}."
 
 
 @dataclass
@@ -90,6 +109,10 @@ class TrainingState:
     def best_perplexity(self) -> Perplexity | None:
         """The best measurement."""
         return None if self.best is None else _perplexity(self.best)
+
+    def perplexity_at(self, step: int) -> Perplexity | None:
+        """The measurement at a step; None if there is none."""
+        return next((_perplexity(numbers) for at, numbers in self.measured if at == step), None)
 
     def last_perplexity(self) -> Perplexity | None:
         """The last measurement."""

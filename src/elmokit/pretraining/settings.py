@@ -59,7 +59,8 @@ class PretrainConfig:
     different machines: the run starts at this point of the schedule, after a warm-up of its own."""
 
     loss: Literal["sampled", "full"] = "sampled"
-    """"sampled": softmax over the target and `num_negatives` sampled words. "full": over the vocabulary."""
+    """"sampled": softmax over the target and `num_negatives` sampled words; over the vocabulary if it has no more words
+    than that. "full": over the vocabulary."""
     num_negatives: int = 8192
     """Number of negatives of the sampled softmax, drawn per batch and direction."""
     state_reset: float = 0.0
@@ -93,8 +94,9 @@ class PretrainConfig:
     ema_decay: float | None = None
     """Decay of a running average of the weights, which is then evaluated and saved. Default: no average."""
 
-    eval_every: int = 1000
-    """Number of updates between two measurements of the held-out perplexity."""
+    eval_every: float = 1000
+    """Number of updates between two measurements of the held-out perplexity; below 1, a fraction of the run: 0.1 is ten
+    measurements. Fine-tuning also measures before the first update."""
     eval_batch_size: int = 32
     """Number of rows that the held-out text is split into; the state is carried along a row."""
     patience: int | None = None
@@ -118,14 +120,14 @@ class PretrainConfig:
         lower_bounds = {
             "batch_size": 1, "unroll": 1, "accumulation": 1, "num_negatives": 1, "min_count": 1, "warmup_steps": 0,
             "first_step": 0,
-            "eval_every": 1, "eval_batch_size": 1, "checkpoint_every": 1, "log_every": 1, "seed": 0, "weight_decay": 0,
+            "eval_batch_size": 1, "checkpoint_every": 1, "log_every": 1, "seed": 0, "weight_decay": 0,
             "steps": 1, "patience": 1, "vocabulary_size": 4, "initial_accumulator": 0, "eps": 0,
         }  # fmt: skip
         for name, bound in lower_bounds.items():
             value = getattr(self, name)
             if value is not None and not value >= bound:
                 raise ValueError(f"{name} must be at least {bound}, not {value}")
-        for name in ("learning_rate", "output_learning_rate", "epochs", "clip_norm"):
+        for name in ("learning_rate", "output_learning_rate", "epochs", "clip_norm", "eval_every"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
@@ -137,6 +139,12 @@ class PretrainConfig:
         for name in ("final_rate", "state_reset"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
+        if self.eval_every >= 1:
+            if self.eval_every != int(self.eval_every):
+                raise ValueError(
+                    f"eval_every must be a number of updates, or a fraction below 1, not {self.eval_every}"
+                )
+            object.__setattr__(self, "eval_every", int(self.eval_every))  # a file shows 1000, not 1000.0
         for name in ("train", "out", "heldout"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: name a file or a folder")
@@ -147,15 +155,16 @@ class PretrainConfig:
 
 
 def make_config(
-    train: Paths, out: str | os.PathLike[str], heldout: Paths | None, settings: dict[str, Any]
+    train: Paths, out: str | os.PathLike[str], heldout: Paths | None, settings: dict[str, Any], *, source: str
 ) -> PretrainConfig:
-    """Make a `PretrainConfig` from the arguments of `pretrain`.
+    """Make a `PretrainConfig` from the arguments of `pretrain` or `finetune`.
 
     Args:
         train: Training text.
         out: The run's folder.
         heldout: Held-out text, or None.
         settings: Values of other fields.
+        source: Name of the function, for error messages.
 
     Raises:
         ValueError: If a field is unknown or a value is not valid.
@@ -165,7 +174,7 @@ def make_config(
         return str(paths) if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
 
     paths = {"train": as_setting(train), "out": str(out), "heldout": None if heldout is None else as_setting(heldout)}
-    return from_mapping(PretrainConfig, {**paths, **settings}, source="pretrain")
+    return from_mapping(PretrainConfig, {**paths, **settings}, source=source)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[PretrainConfig, BiLMConfig]:
@@ -192,4 +201,26 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Pretra
         target = values if not table else values.setdefault(table, {})
         target[name] = value
     model = from_mapping(BiLMConfig, values.pop("model", {}), source=f"{source}: [model]")
+    for name in ("train", "out"):
+        if name not in values:
+            raise ValueError(f"{source}: {name} is not set: set it in the recipe or with --set {name}=PATH")
     return from_mapping(PretrainConfig, values, source=source), model
+
+
+def finetune_defaults(recipe: str | os.PathLike[str], *, has_heldout: bool) -> dict[str, Any]:
+    """The settings of a recipe that fine-tuning uses unless they are set otherwise.
+
+    Args:
+        recipe: A TOML or JSON file, or the name of a recipe in the package.
+        has_heldout: Whether there is held-out text; without it there is no patience.
+
+    Returns:
+        The settings. Those that name text and folders, and the sizes of the biLM, are left out.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    values = read_recipe(recipe)
+    for name in ("train", "heldout", "out", "model", *(() if has_heldout else ("patience",))):
+        values.pop(name, None)
+    return values

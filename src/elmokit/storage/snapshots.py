@@ -91,15 +91,15 @@ class Snapshots:
         Raises:
             ValueError: If there are checkpoints, and all are damaged.
         """
-        damaged: list[ValueError] = []
+        damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
                 self._values(step)
             except ValueError as error:
-                damaged.append(error)
+                damaged.append(str(error))
                 continue
-            for error in damaged:
-                logger.warning("%s; the checkpoint of step %d is used", error, step)
+            for problem in damaged:
+                logger.warning("%s; the checkpoint of step %d is used", problem, step)
             return step
         if damaged:
             raise ValueError(
