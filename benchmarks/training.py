@@ -3,6 +3,7 @@
     python benchmarks/training.py speed [--sizes small original] [--losses sampled full] [--rows 1024] [--json FILE]
                                         [--corpus FOLDER]
     python benchmarks/training.py curve runs/tiny docs/img/tiny-curve.svg
+    python benchmarks/training.py finetuning benchmarks/finetuning.json docs/img/fine-tuning.svg
 
 `speed` takes the step as `elmokit pretrain` does: batches from the loader's thread, characters, LSTMs, softmax, update.
 A token is one prediction in each direction.  Without a prepared corpus the stream is drawn by Zipf's law from a million
@@ -66,7 +67,13 @@ def main() -> None:
     curve = commands.add_parser("curve")
     curve.add_argument("run", type=Path)
     curve.add_argument("target", type=Path)
+    finetuning = commands.add_parser("finetuning")
+    finetuning.add_argument("numbers", type=Path, help="held-out perplexities by step of several fine-tunings")
+    finetuning.add_argument("target", type=Path)
     options = parser.parse_args()
+    if options.command == "finetuning":
+        plot_finetuning(options.numbers, options.target)
+        return
     if options.command == "curve":
         plot_curve(options.run, options.target)
         return
@@ -330,6 +337,27 @@ def plot_curve(run: Path, target: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
+
+
+def plot_finetuning(numbers: Path, target: Path) -> None:
+    """Held-out perplexity by step of the runs that are to be shown; every run starts at the model as given."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = json.loads(numbers.read_text())
+    plt.rcParams["svg.hashsalt"] = "elmokit"
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for run in found["runs"]:
+        if run["shown"]:
+            curve = [(0, found["before"]), *run["curve"]]
+            axes.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=run["name"])
+    axes.axhline(found["before"], linestyle="--", color="gray", label="the model as given")
+    axes.set(xlabel="step", ylabel="held-out perplexity")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
