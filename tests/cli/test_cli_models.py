@@ -115,9 +115,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def fill_cache(official: Any) -> int:
-    """Put the official model "small" into the cache as a download does, and return its size in bytes."""
-    model = OFFICIAL["small"]
+def fill_cache(official: Any, name: str = "small") -> int:
+    """Put an official model into the cache as a download does, and return the size of the cache in bytes."""
+    model = OFFICIAL[name]
     for url, source in ((model.options, official.options_path), (model.weights, official.weights_path)):
         target = cached_path(url)
         shutil.copy(source, target)
@@ -153,3 +153,12 @@ def test_models_can_empty_the_cache_and_says_how_much_was_freed(cache, official)
     assert result_of("models", "--clean") == {"cache": str(cache), "freed_bytes": num_bytes}
     assert [path.name for path in cache.iterdir()] == ["notes.txt"]
     assert run("models", "--clean").stdout == f"{cache}: 0 bytes freed\n"
+
+
+def test_info_says_that_the_softmax_of_a_published_model_is_downloaded_later(cache, official):
+    fill_cache(official, name="original")
+    assert result_of("info", "original")["language_model"]
+    (row,) = [line for line in run("info", "original").stdout.splitlines() if line.startswith("language model")]
+    assert row.split(maxsplit=2)[2] == "yes: its softmax is downloaded when it is first needed"
+    fill_cache(official)
+    assert not result_of("info", "small")["language_model"]

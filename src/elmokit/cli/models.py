@@ -60,7 +60,7 @@ def info(model: str | None, as_json: bool) -> None:
         "config": to_mapping(config),
         "bilm_parameters": num_bilm,
         "parameters": parameters,
-        "language_model": files.softmax is not None,
+        "language_model": files.softmax is not None or files.softmax_urls is not None,
         "vocabulary_size": None if files.vocabulary is None else len(files.vocabulary),
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in layout.files()],
     }
@@ -76,11 +76,20 @@ def info(model: str | None, as_json: bool) -> None:
         *([name.replace("_", " "), _format_setting(value)] for name, value in settings.items()),
         ["biLM parameters", f"{num_bilm:,}"],
         *([f"  {part}", f"{count:,}"] for part, count in parameters.items()),
-        ["language model", "yes" if files.softmax is not None else "no: there is no softmax"],
+        ["language model", _describe_softmax(files)],
         ["vocabulary", "none" if files.vocabulary is None else f"{len(files.vocabulary):,} words"],
         *(["file", f"{file['path']} ({file['bytes']:,} bytes)"] for file in result["files"]),
     ]
     print_table(as_json, result, [result["model"], ""], rows)
+
+
+def _describe_softmax(files: ModelFiles) -> str:
+    """Whether the model is a language model, and why not or from when on."""
+    if files.softmax is not None:
+        return "yes"
+    if files.softmax_urls is not None:
+        return "yes: its softmax is downloaded when it is first needed"
+    return "no: there is no softmax"
 
 
 def _count_parameters(files: ModelFiles) -> dict[str, int]:
