@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elmokit import kernels
+from elmokit.arguments import check_instance
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState
 from elmokit.network.devices import to_device
@@ -64,6 +65,7 @@ class BiLM(nn.Module):
 
     def __init__(self, config: BiLMConfig) -> None:
         super().__init__()
+        check_instance("config", config, BiLMConfig, "the sizes of the biLM, a BiLMConfig")
         self.config = config
         self.word_ids = word_ids_of_sizes(config)
         self.char_encoder: CharacterEncoder | None = None

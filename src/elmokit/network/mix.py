@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import check_flag, check_integer, check_number
 from elmokit.kernels import check_dtype
 
 
@@ -22,6 +23,8 @@ class ScalarMix(nn.Module):
 
     def __init__(self, num_layers: int, *, layer_norm: bool = False, eps: float = 1e-13) -> None:
         super().__init__()
+        num_layers, layer_norm = check_integer("num_layers", num_layers), check_flag("layer_norm", layer_norm)
+        check_number("eps", eps, least=0)
         self.weights = nn.Parameter(torch.zeros(num_layers))
         self.gamma = nn.Parameter(torch.ones(()))
         self.layer_norm, self.eps = layer_norm, eps

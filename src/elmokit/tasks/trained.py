@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from elmokit.arguments import check_path
 from elmokit.files import replacing_together
 from elmokit.model import ELMo
 from elmokit.network import find_device
@@ -75,7 +76,7 @@ class TrainedTask:
             One dict per text: its tokens and the prediction, as plain JSON values.
         """
         tokenizer = self.network.inputs.tokenizer
-        examples = [self.task.from_text(text, tokenizer) for text in as_list(texts)]
+        examples = [self.task.from_text(text, tokenizer) for text in as_list(texts, "texts")]
         return [
             self.task.to_json(example, prediction)
             for example, prediction in zip(examples, self.answer(examples), strict=True)
@@ -158,7 +159,7 @@ def load_task(
     Raises:
         ValueError: If the folder is not that of a task, or the biLM or the word vectors are not those of its training.
     """
-    folder = Path(folder)
+    folder = Path(check_path("folder", folder))
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{folder}: no {CONFIG_FILE}: this is not the folder of a trained task")

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import check_callable, check_instance
 from elmokit.files import claimed, write_json
 from elmokit.model import ELMo
 from elmokit.network import find_device
@@ -120,6 +121,8 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
         ValueError: If settings or files are wrong, `config.out` has a run with other settings, or another process is
             training there.
     """
+    check_instance("config", config, TaskConfig, "the settings of a training, a TaskConfig")
+    check_callable("on_progress", on_progress)
     out, task = Path(config.out), find_task(config.task)
     check_requirements(task)
     _refuse_another_run(out, config)
