@@ -121,6 +121,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "tasks.train": Call(train_task, {"config": None}, {"config": "model"}),
         "tasks.load_task": Call(load_task, {"folder": missing}, {"folder": "path"}),
         "ELMo.unfreeze": Call(language_model().unfreeze, {}, {"from_layer": "layers"}),
+        "ELMo.load_language_model": Call(model.load_language_model, {}, {"progress": "function"}),
         "ELMo.to_ids": Call(model.to_ids, {"sentences": GOOD}, SENTENCES),
         "ELMo.embed_words": Call(model.embed_words, {"words": ["bank"]}, {"words": "words"}),
         "ELMo.embed": Call(model.embed, {"sentences": GOOD}, {**SENTENCES, "layers": "layers", **RUNNING}),
@@ -249,6 +250,22 @@ def test_layers_of_a_wrong_kind_name_the_method_that_was_called(method):
     if method != "embed":
         with pytest.raises(ValueError, match=rf"^{method}: layers must be .*, not 'all', which is for embed"):
             getattr(MODEL, method)(*arguments, layers="all")
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda model: model.log_probs(None), "sentences"),
+        (lambda model: model.perplexity("one string"), "sentences"),
+        (lambda model: model.substitutes("the [bank]", k=0), "k must be"),
+        (lambda model: model.substitutes("the bank"), "mark one word"),
+        (lambda model: model.substitutes(["a"], position=1), "position must be"),
+    ],
+)
+def test_arguments_of_the_language_model_are_checked_before_its_output_layer_is_loaded(call, argument, monkeypatch):
+    monkeypatch.setattr(ELMo, "load_language_model", lambda _: pytest.fail("it was loaded"))
+    with pytest.raises(ValueError, match=argument):
+        call(MODEL)
 
 
 @pytest.mark.parametrize("layers", [np.int64(1), np.int8(-2), np.uint8(1), torch.tensor(1)])

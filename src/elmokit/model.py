@@ -612,7 +612,8 @@ class ELMo(nn.Module):
 
     def log_probs(self, sentences: Sequence[Sentence]) -> list[TokenLogProbs]:
         """Log-probability of every token, from the words before it and from the words after it."""
-        return self._scorer().log_probs(as_list(sentences))
+        sentences = as_list(sentences)  # first: the output layer may have to be downloaded
+        return self._scorer().log_probs(sentences)
 
     def perplexity(self, sentences: Sequence[Sentence]) -> Perplexity:
         """Perplexity of the sentences, each on its own: forward, backward and both."""
@@ -626,17 +627,19 @@ class ELMo(nn.Module):
             position: The place among the tokens; only with tokens.
             k: Number of words.
         """
-        scorer, k = self._scorer(), check_integer("k", k)
+        k = check_integer("k", k)
         if isinstance(sentence, str):
             if position is not None:
                 raise ValueError(f"position={position} is for token lists; in a string mark the word: 'the [bank] .'")
-            return scorer.substitutes(*marked_word(sentence, self.tokenizer, allow_blank=True), k)
+            marked = marked_word(sentence, self.tokenizer, allow_blank=True)
+            return self._scorer().substitutes(*marked, k)
         tokens = check_tokens(sentence, "sentence", "a string such as 'He sat on the [bank] .', or a list of tokens")
         if position is None:
             raise ValueError("a token list needs position=, the place of the word to replace")
         if not tokens:
             raise ValueError("sentence has no tokens: there is no word to replace")
-        return scorer.substitutes(tokens, check_integer("position", position, least=0, most=len(tokens) - 1), k)
+        position = check_integer("position", position, least=0, most=len(tokens) - 1)
+        return self._scorer().substitutes(tokens, position, k)
 
     @property
     def is_language_model(self) -> bool:
@@ -657,6 +660,7 @@ class ELMo(nn.Module):
             ConnectionError: If a file cannot be downloaded. Vectors work without it.
             ValueError: If a file is damaged.
         """
+        check_callable("progress", progress)
         if self._softmax_urls is None or self.output_layer is not None:
             return
         softmax, vocabulary = self._softmax_urls.read(self.config.projection_dim, progress=progress)
