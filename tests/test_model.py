@@ -331,6 +331,8 @@ def test_settings_that_cannot_be_are_named():
         tiny(num_mixes=-1)
     with pytest.raises(ValueError, match='state must be "stateless" or "carry", not \'yes\''):
         tiny(state="yes")
+    with pytest.raises(ValueError, match='state must be "stateless" or "carry", not '):
+        model.state = np.array(["carry", "stateless"])
     with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
         model.embed(["a"], batch_size=0)
     with pytest.raises(ValueError, match="embed"):

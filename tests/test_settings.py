@@ -43,6 +43,7 @@ def test_a_json_object_is_read(tmp_path):
     ("content", "message"),
     [
         (b'{"cell_dim": ', "bad.json: not a JSON file"),
+        (b'{"cell_dim": ' + b"9" * 5000 + b"}", "bad.json: not a JSON file"),
         (b"", "bad.json: not a JSON file"),
         (b'{"a": "\xff"}', "bad.json: not a JSON file"),
         (b"[1, 2]", "bad.json: expected a JSON object, found list"),

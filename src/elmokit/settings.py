@@ -78,7 +78,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, wrong syntax, a number of 5,000 digits
         raise ValueError(f"{path}: not a JSON file ({error})") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")

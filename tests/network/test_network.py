@@ -13,7 +13,7 @@ import reference
 from elmokit import kernels
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, eager
-from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, lstm
+from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, find_device, lstm
 from elmokit.network.bilm import distinct_rows
 from elmokit.storage.official import read_official
 from elmokit.text import batch_to_ids
@@ -640,3 +640,14 @@ def test_fresh_weights_follow_the_published_recipe(activation):
         assert layer.input_weight.abs().max() <= (6 / (2 * 64 + 4 * 40)) ** 0.5
         assert layer.projection.abs().max() <= (6 / (40 + 64)) ** 0.5
         assert not layer.bias.any()
+
+
+class LongerThanItSays(list):
+    def __len__(self) -> int:
+        return 10**6
+
+
+@pytest.mark.parametrize("device", [["cpu"], LongerThanItSays(["cpu"]), 1, b"cpu", {"cpu"}])
+def test_a_device_is_a_name(device):
+    with pytest.raises(ValueError, match='device must be "cpu", "cuda", "cuda:1" or "auto", not '):
+        find_device(device)

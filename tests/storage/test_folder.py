@@ -522,6 +522,7 @@ def test_a_config_that_is_not_a_json_object_is_named(folder, content):
 def test_a_folder_that_lacks_a_file_says_which(folder, tmp_path):
     with pytest.raises(ValueError, match=r"empty: no config\.json, so this is not an elmokit model folder"):
         checkpoint.load(tmp_path / "empty")
+    drop_checksums(folder)
     (folder / "vocabulary.txt").unlink()
     with pytest.raises(ValueError, match=r"softmax\.safetensors needs a vocabulary\.txt"):
         ELMo.from_pretrained(folder)
@@ -544,6 +545,7 @@ def test_a_word_level_folder_needs_the_vocabulary_of_its_word_table(official_mod
     with pytest.raises(ValueError, match=r"vocabulary\.txt: .* 12 words needs its vocabulary: this one has 6 words"):
         ELMo.from_pretrained(tmp_path / "folder")
     (tmp_path / "folder" / "vocabulary.txt").unlink()
+    drop_checksums(tmp_path / "folder")
     with pytest.raises(ValueError, match=r"vocabulary\.txt: .* 12 words needs its vocabulary: it is missing"):
         ELMo.from_pretrained(tmp_path / "folder")
 
@@ -576,6 +578,19 @@ def test_a_changed_size_that_fits_the_weights_is_named(folder, change):
         ELMo.from_pretrained(folder)
     drop_checksums(folder)
     assert ELMo.from_pretrained(folder).config == dataclasses.replace(ELMo.from_pretrained(folder).config, **change)
+
+
+@pytest.mark.parametrize("name", ["softmax.safetensors", "vocabulary.txt"])
+@pytest.mark.parametrize("instead", ["nothing", "folder", "link"])
+def test_a_file_that_the_config_names_must_be_there(folder, name, instead):
+    (folder / name).unlink()
+    if instead == "folder":
+        (folder / name).mkdir()
+    elif instead == "link":
+        (folder / name).symlink_to(folder / name)
+    problem = "the file is missing" if instead == "nothing" else "this is not a regular file"
+    with pytest.raises(ValueError, match=rf'{name}: {problem}, .*remove its line from "checksums"'):
+        checkpoint.load(folder)
 
 
 def test_the_checksums_are_those_of_the_files(folder):

@@ -301,6 +301,17 @@ def test_a_chunk_that_inflates_to_more_than_its_size_is_refused(copied, size):
         ELMo.from_files(copied / "options.json", copied / "weights.hdf5")
 
 
+@pytest.mark.parametrize("compression", ["gzip", None])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_chunk_too_short_for_its_checksum_is_refused(copied, compression, size):
+    with h5py.File(copied / "weights.hdf5", "a") as file:
+        del file[NAME]
+        data = file.create_dataset(NAME, (5,), np.float32, chunks=(5,), compression=compression, fletcher32=True)
+        data.id.write_direct_chunk((0,), bytes(size))  # libhdf5 itself crashes, or says that it cannot read
+    with pytest.raises(ValueError, match=f"{NAME} has a chunk without its checksum: the file is damaged"):
+        ELMo.from_files(copied / "options.json", copied / "weights.hdf5")
+
+
 @pytest.mark.parametrize("chunks", [None, (1000, 512)])
 def test_an_array_that_was_never_written_is_refused(copied, chunks):
     """A few hundred bytes that say they are four terabytes."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit.arguments import check_optional_integer
+from elmokit.arguments import check_choice, check_optional_integer
 from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.word_cache import WordCache
 from elmokit.kernels import product_dtype, samples_of
@@ -60,9 +60,7 @@ class Runner:
 
     @state.setter
     def state(self, rule: StateRule) -> None:
-        if rule not in ("stateless", "carry"):
-            raise ValueError(f'state must be "stateless" or "carry", not {rule!r}')
-        self._state: StateRule = rule
+        self._state: StateRule = check_choice("state", rule, get_args(StateRule))
 
     def reset_state(self) -> None:
         """Reset the carried state to zeros."""

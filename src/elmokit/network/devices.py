@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from elmokit.arguments import describe
+
 
 def find_device(name: str | torch.device | None) -> torch.device:
     """The device with this name.
@@ -18,6 +20,8 @@ def find_device(name: str | torch.device | None) -> torch.device:
     Raises:
         ValueError: If there is no such device on this machine.
     """
+    if name is not None and not isinstance(name, str | torch.device):  # torch.device reads any sequence, unchecked
+        raise ValueError(f'device must be "cpu", "cuda", "cuda:1" or "auto", not {describe(name)}')
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -54,6 +54,7 @@ from elmokit.storage.switching import (
     read_checksums,
     replace_files,
     signature,
+    undisturbed,
 )
 from elmokit.text import Lexicon, Tokenizer, TokenizerName, Vocabulary, make_word_ids
 
@@ -62,7 +63,6 @@ logger = logging.getLogger(__name__)
 Storage = Literal["float32", "float16", "int8"]
 
 CHECKED_FILES = (WEIGHTS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, LEXICON_FILE)
-LOADING_ATTEMPTS = 10  # while another process writes the folder
 STEPS = 127  # an int8 matrix holds integers from -127 to 127
 SCALE = ".scale"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -181,17 +181,17 @@ def load(folder: str | os.PathLike[str]) -> ModelFiles:
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder}: no {CONFIG_FILE}, so this is not an elmokit model folder")
-    for _ in range(LOADING_ATTEMPTS):
-        before = signature(folder)
-        try:
-            files = _load(folder, read_json(folder / CONFIG_FILE))
-        except (ValueError, FileNotFoundError):
-            if signature(folder) == before:
-                raise
-        else:
-            if signature(folder).config == before.config:
-                return files
-    raise ValueError(f"{folder}: another process is writing this model: wait until it has ended")
+    before = signature(folder)
+    try:
+        files = _load(folder, read_json(folder / CONFIG_FILE))
+    except (ValueError, FileNotFoundError):
+        if signature(folder) == before:
+            raise
+    else:
+        if signature(folder) == before:
+            return files
+    with undisturbed(folder):  # another process is saving to the folder
+        return _load(folder, read_json(folder / CONFIG_FILE))
 
 
 def _load(folder: Path, values: dict[str, Any]) -> ModelFiles:
@@ -256,13 +256,25 @@ def _bilm_problem(recorded: Any, bilm: Any, source: Path) -> str | None:
 
 
 def _paths(folder: Path, checksums: Mapping[str, str]) -> dict[str, Path]:
-    """The files of a model that exist. One that config.json does not name is of another model and is ignored."""
+    """The files of a model. One that config.json does not name is of another model and is ignored.
+
+    Raises:
+        ValueError: If a file that config.json names is missing, or is not a file.
+    """
     if not checksums:
         return {name: folder / name for name in CHECKED_FILES if (folder / name).is_file()}
     for name in CHECKED_FILES:
         if name not in checksums and (folder / name).is_file():
             logger.warning("%s is ignored: %s does not name it", folder / name, CONFIG_FILE)
-    return {name: path for name, path in find_files(folder, checksums).items() if path.is_file()}
+    paths = find_files(folder, checksums)
+    for path in paths.values():
+        if not path.is_file():
+            problem = "this is not a regular file" if os.path.lexists(path) else "the file is missing"
+            raise ValueError(
+                f"{path}: {problem}, but {CONFIG_FILE} names it: copy the model again, or, to do without the file, "
+                f'remove its line from "{CHECKSUMS}" in {CONFIG_FILE}'
+            )
+    return paths
 
 
 def _read_softmax(path: Path, config: BiLMConfig, vocabulary: Vocabulary | None) -> dict[str, Tensor]:

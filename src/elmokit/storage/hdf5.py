@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 SMALL = 1 << 20  # bytes that an array may take although the file does not hold them
+CHECKSUM_SIZE = 4  # bytes that the filter fletcher32 appends to a chunk
 SUPPORTED_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 
@@ -126,6 +127,10 @@ def _chunk_problem(dataset: h5py.Dataset, size: int) -> str | None:
     filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if unknown := sorted(set(filters) - SUPPORTED_FILTERS):
         return f"is stored with the HDF5 filter {unknown[0]}, which is not supported: run `h5repack -f NONE IN OUT`"
+    if h5py.h5z.FILTER_FLETCHER32 in filters:
+        for index in range(dataset.id.get_num_chunks()):
+            if dataset.id.get_chunk_info(index).size < CHECKSUM_SIZE:  # libhdf5 reads before its buffer and crashes
+                return "has a chunk without its checksum: the file is damaged"
     if h5py.h5z.FILTER_DEFLATE in filters:
         limit = chunk_size + 64  # a checksum
         for index in range(dataset.id.get_num_chunks()):

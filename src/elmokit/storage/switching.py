@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from elmokit.files import locked, sync_file, sync_folder
 from elmokit.storage.layouts import CONFIG_FILE
@@ -81,20 +81,28 @@ def checking(folder: Path, expected: Mapping[Path, str], problem: str | None = N
             raise caught
 
 
-class Signature(NamedTuple):
-    """What changes while another process writes a model folder."""
-
-    config: bytes
-    staged: list[str]
-
-
-def signature(folder: Path) -> Signature:
-    """The content of config.json, and the names of the files in `.saving`."""
+def signature(folder: Path) -> tuple[object, ...]:
+    """What changes when another process saves to a folder: which file config.json is, and what is in `.saving`."""
     try:
         staged = sorted(os.listdir(folder / STAGING))
     except OSError:
         staged = []
-    return Signature((folder / CONFIG_FILE).read_bytes(), staged)
+    config = (folder / CONFIG_FILE).stat()
+    return config.st_ino, config.st_mtime_ns, config.st_size, *staged
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Wait until no other process saves to a model folder, and let none begin before the block ends.
+
+    Raises:
+        OSError: If the lock file cannot be created. The error names the folder.
+    """
+    with _naming_files(folder), locked(folder / LOCK, wait=True):
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def find_files(folder: Path, checksums: Mapping[str, str]) -> dict[str, Path]:
@@ -135,27 +143,24 @@ def replace_files(
         if os.path.lexists(folder / name) and not (folder / name).is_file():
             raise ValueError(f"{folder / name}: this is not a regular file: move it away, or save to another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with _naming_files(folder), locked(folder / LOCK, wait=True):
+    with undisturbed(folder):
+        _complete_save(folder)
         try:
-            _complete_save(folder)
-            try:
-                _write_staged(folder, writers, write_config)
-                is_model = (folder / CONFIG_FILE).exists()
-                if is_model:
-                    _move(folder, CONFIG_FILE)
-            except BaseException:
-                shutil.rmtree(folder / STAGING, ignore_errors=True)
-                raise
-            for name in writers:
-                _move(folder, name)
-            if not is_model:
+            _write_staged(folder, writers, write_config)
+            is_model = (folder / CONFIG_FILE).exists()
+            if is_model:
                 _move(folder, CONFIG_FILE)
-            for name in obsolete:
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / STAGING)
-            sync_folder(folder)
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
+        except BaseException:
+            shutil.rmtree(folder / STAGING, ignore_errors=True)
+            raise
+        for name in writers:
+            _move(folder, name)
+        if not is_model:
+            _move(folder, CONFIG_FILE)
+        for name in obsolete:
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / STAGING)
+        sync_folder(folder)
 
 
 def _write_staged(
