@@ -595,6 +595,22 @@ def test_bad_character_ids_are_refused_by_name(bilm, ids, message):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
+        ([[1] * 50], r"ids must be a tensor, .* not \[\[1, 1, 1, 1, 1, 1, \.\.\.\]\] \(list\)"),
+        (characters(1, 2), r"ids are \(1, 2, 50\), this model reads \(N, 50\)"),
+        (torch.ones(3, 49, dtype=torch.long), r"ids are \(3, 49\), this model reads \(N, 50\)"),
+        (characters(2).float(), r"ids are torch.float32, not torch.int64"),
+        (characters(2, value=262), "ids run from 262 to 262, this model reads 0 to 261"),
+        (characters(2, value=-1), "ids run from -1 to -1, this model reads 0 to 261"),
+    ],
+)
+def test_bad_ids_of_words_are_refused_by_name(bilm, ids, message):
+    with pytest.raises(ValueError, match=message):
+        bilm.embed_words(ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
         (torch.ones(2, dtype=torch.long), r"ids are \(2,\), this model reads \(B, T\)"),
         (characters(1, 2), r"ids are \(1, 2, 50\), this model reads \(B, T\)"),
         (torch.tensor([[1, 13]]), "ids run from 1 to 13, this model reads 0 to 12"),

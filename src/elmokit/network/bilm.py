@@ -28,7 +28,7 @@ from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
 from elmokit.settings import to_mapping
-from elmokit.text import word_ids_of_sizes
+from elmokit.text import WordIds, word_ids_of_sizes
 
 NO_TRACING = (
     "torch.export and torch.jit cannot record a biLM, because its loops depend on the sentences: "
@@ -138,7 +138,13 @@ class BiLM(nn.Module):
 
         Returns:
             (N, P) on the model's device.
+
+        Raises:
+            ValueError: If the ids have a wrong shape or type, or are on the host and out of range.
         """
+        _check_form(ids, self.word_ids, "N", "ids")
+        if not ids.is_cuda:  # the host does not wait for a GPU; `forward` checks the range of every id
+            _check_range(_extremes(ids, self.word_ids).tolist(), self.word_ids, "ids")
         kernels.check_dtype(next(self.parameters()))
         encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
         if encoder is not None:
@@ -187,7 +193,7 @@ class BiLM(nn.Module):
             RuntimeError: Under torch.export or torch.jit, which cannot record a biLM.
         """
         _refuse_tracing()
-        mask = self._mask(ids)
+        mask = token_mask(ids, self.word_ids)
         num_rows, num_steps = mask.shape
         lengths = mask.sum(dim=1)  # (B,)
         words, inverse = distinct_rows(ids[mask])
@@ -278,34 +284,69 @@ class BiLM(nn.Module):
                 )
         return state
 
-    def _mask(self, ids: Tensor) -> Tensor:
-        """The mask (B, T) of shifted ids; ids of a wrong shape, type or range are a ValueError."""
-        if not isinstance(ids, Tensor):
-            raise ValueError(
-                f"ids are a {type(ids).__name__}, not a tensor: make them with batch_to_ids or ELMo.to_ids"
-            )
-        columns = self.word_ids.num_columns
-        wanted = "(B, T)" if columns is None else f"(B, T, {columns})"
-        if ids.ndim != (2 if columns is None else 3) or (columns is not None and ids.shape[2] != columns):
-            raise ValueError(f"ids are {tuple(ids.shape)}, this model reads {wanted}: make them with ELMo.to_ids")
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids are {ids.dtype}, not torch.int64: make them with batch_to_ids")
-        for columns_of_part, largest in self.word_ids.limits:
-            part = ids if columns is None else ids[:, :, columns_of_part]
-            if part.numel() and not (int(part.min()) >= 0 and int(part.max()) <= largest):
-                lowest, highest = int(part.min()), int(part.max())
-                raise ValueError(f"ids run from {lowest} to {highest}, this model reads 0 to {largest}")
-        mask = ids > 0 if columns is None else (ids > 0).any(dim=-1)
-        if mask.shape[1] > 1 and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-            raise ValueError("ids have padding before a token: padding belongs at the end of a row")
-        return mask
-
 
 def _refuse_tracing() -> None:
     """Raise a RuntimeError in torch.export and torch.jit.trace: they would record the lengths of one batch."""
     is_exporting = getattr(torch.compiler, "is_exporting", bool)  # not in PyTorch 2.6
     if is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise RuntimeError(NO_TRACING)
+
+
+# ---- checks of ids ---------------------------------------------------------------------------------------------------
+
+
+def token_mask(ids: Tensor, word_ids: WordIds, *, name: str = "ids") -> Tensor:
+    """Check the shifted ids of sentences, and return their mask. The host waits once if the ids are on a GPU.
+
+    Args:
+        ids: (B, T, C), (B, T) or (B, T, 1 + C).
+        word_ids: What the model reads.
+        name: Name of the argument, for messages.
+
+    Returns:
+        (B, T) bool, True at tokens.
+
+    Raises:
+        ValueError: If the ids have a wrong shape, type or range, or padding before a token.
+    """
+    _check_form(ids, word_ids, "B, T", name)
+    mask = ids > 0 if word_ids.num_columns is None else (ids > 0).any(dim=-1)
+    has_gap = (mask[:, 1:] & ~mask[:, :-1]).any()
+    *extremes, gap = torch.cat([_extremes(ids, word_ids), has_gap.to(ids.dtype).view(1)]).tolist()
+    _check_range(extremes, word_ids, name)
+    if gap:
+        raise ValueError(f"{name} have padding before a token: padding belongs at the end of a row")
+    return mask
+
+
+def _check_form(ids: Tensor, word_ids: WordIds, axes: str, name: str) -> None:
+    """Check the class, the shape (axes, columns) and the data type of ids."""
+    check_instance(name, ids, Tensor, "a tensor, as batch_to_ids and ELMo.to_ids make it")
+    columns = word_ids.num_columns
+    num_axes = len(axes.split(", ")) + (columns is not None)
+    if ids.ndim != num_axes or (columns is not None and ids.shape[-1] != columns):
+        wanted = f"({axes})" if columns is None else f"({axes}, {columns})"
+        raise ValueError(
+            f"{name} are {tuple(ids.shape)}, this model reads {wanted}: make them with batch_to_ids or ELMo.to_ids"
+        )
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} are {ids.dtype}, not torch.int64: make them with batch_to_ids")
+
+
+def _extremes(ids: Tensor, word_ids: WordIds) -> Tensor:
+    """The smallest and the largest id of each part of `word_ids.limits`, one after the other; zeros without ids."""
+    if not ids.numel():
+        return ids.new_zeros(2 * len(word_ids.limits))
+    parts = [ids if word_ids.num_columns is None else ids[..., columns] for columns, _ in word_ids.limits]
+    return torch.stack([extreme for part in parts for extreme in part.aminmax()])
+
+
+def _check_range(extremes: Sequence[int], word_ids: WordIds, name: str) -> None:
+    """Check the ids' extremes, those of `_extremes`."""
+    for number, (_, largest) in enumerate(word_ids.limits):
+        lowest, highest = extremes[2 * number : 2 * number + 2]
+        if lowest < 0 or highest > largest:
+            raise ValueError(f"{name} run from {lowest} to {highest}, this model reads 0 to {largest}")
 
 
 # ---- rows of a table -------------------------------------------------------------------------------------------------

@@ -154,8 +154,8 @@ class CharacterEncoder(nn.Module):
         Returns:
             (N, C') with C' <= C.
         """
-        used = (char_ids != self.shifted_pad).any(dim=0).nonzero()
-        longest = int(used[-1]) + 1 if len(used) else 0
+        is_used = (char_ids != self.shifted_pad).any(dim=0)  # (C,)
+        longest = int((is_used * torch.arange(1, len(is_used) + 1, device=is_used.device)).max())  # one wait for a GPU
         return char_ids[:, : min(char_ids.shape[1], longest + self.widest)]
 
 
