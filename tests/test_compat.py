@@ -475,8 +475,8 @@ def test_substitutes_leave_the_delimiters_out_unless_asked(language_model):
 def test_substitutes_need_a_language_model_and_a_possible_number(language_model, simple):
     with pytest.raises(ValueError, match="no softmax and vocabulary"):
         simple.get_elmo_substitutes(["a b"])
-    for topn in (0, 13):
-        with pytest.raises(ValueError, match=f"topn must be 1 to 12, .* not {topn}"):
+    for topn, bounds in ((0, "at least 1"), (13, "1 to 12, the words of the vocabulary")):
+        with pytest.raises(ValueError, match=f"topn must be {bounds}, not {topn}"):
             language_model.get_elmo_substitutes(["word1"], topn=topn)
     with pytest.raises(ValueError, match=r"sentences\[0\] is None"):
         language_model.get_elmo_substitutes([None])

@@ -54,7 +54,7 @@ def test_gaps_stops_and_other_signs_are_named(embedder, sequence, says):
 def test_what_is_no_string_is_named(embedder):
     with pytest.raises(ValueError, match=r"sequences\[0\] is \['M', 'K'\], not a string of letters"):
         embedder.embed_many([["M", "K"]])
-    with pytest.raises(ValueError, match="expected a list of sentences, got one string"):
+    with pytest.raises(ValueError, match="expected a list of sequences, got one string"):
         embedder.embed_many("MKT")
 
 

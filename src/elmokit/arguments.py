@@ -9,7 +9,8 @@ import math
 import operator
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -78,6 +79,35 @@ def check_number(
     if not math.isfinite(number) or not least <= number <= most or number >= below:
         raise ValueError(f"{expected}, not {number:g}")
     return number
+
+
+def check_weights(name: str, value: object) -> list[float]:
+    """Check the weights that a softmax reads: a list of finite numbers, or of minus infinity, which leaves one out.
+
+    Args:
+        name: Name of the argument.
+        value: Its value: a list, another iterable, or an array of one dimension.
+
+    Returns:
+        The weights as a list.
+
+    Raises:
+        ValueError: If it is not a list of numbers, or all of them are minus infinity.
+    """
+    if (
+        not isinstance(value, Iterable)
+        or isinstance(value, str | bytes | bytearray | Mapping | AbstractSet)
+        or getattr(value, "ndim", 1) != 1
+    ):
+        raise ValueError(f"{name} must be a list of numbers, not {describe(value)}")
+    values: Iterable[object] = value.tolist() if hasattr(value, "tolist") else value
+    weights = [
+        -math.inf if isinstance(weight, float) and weight == -math.inf else check_number(f"{name}[{place}]", weight)
+        for place, weight in enumerate(values)
+    ]
+    if weights and max(weights) == -math.inf:
+        raise ValueError(f"{name} is {describe(weights)}: at least one weight must be finite")
+    return weights
 
 
 def check_flag(name: str, value: object) -> bool:

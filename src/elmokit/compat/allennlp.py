@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 import h5py
 import numpy as np
@@ -19,18 +19,31 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import (
+    check_choice,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_optional_integer,
+    check_path,
+    check_string,
+    check_weights,
+    describe,
+)
 from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
 from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.storage.names import OFFICIAL
+from elmokit.text import as_list, check_sentences
 
 Array = npt.NDArray[np.float32]
 AnyPath = str | os.PathLike[str]
 Format = Literal["all", "top", "average"]
 
 _ORIGINAL = OFFICIAL["original"]
+IDS = "a tensor of character ids, as batch_to_ids makes it"
 
 
 class ElmoOutput(TypedDict):
@@ -78,18 +91,20 @@ class Elmo(nn.Module):
         state: StateRule = "stateless",
     ) -> None:
         super().__init__()
+        weights = None
+        if scalar_mix_parameters is not None:
+            weights = torch.tensor(check_weights("scalar_mix_parameters", scalar_mix_parameters))
         self.elmo = ELMo.from_files(
-            options_file,
-            weight_file,
-            freeze=not requires_grad,
-            num_mixes=num_output_representations,
+            check_path("options_file", options_file),
+            check_path("weight_file", weight_file),
+            freeze=not check_flag("requires_grad", requires_grad),
+            num_mixes=check_integer("num_output_representations", num_output_representations, least=0),
             dropout=dropout,
-            layer_norm=do_layer_norm,
-            keep_boundaries=keep_sentence_boundaries,
+            layer_norm=check_flag("do_layer_norm", do_layer_norm),
+            keep_boundaries=check_flag("keep_sentence_boundaries", keep_sentence_boundaries),
             state=state,
         )
-        if scalar_mix_parameters is not None:
-            weights = torch.tensor([float(weight) for weight in scalar_mix_parameters])
+        if weights is not None:
             if len(weights) != self.elmo.num_layers:
                 raise ValueError(
                     f"scalar_mix_parameters has {len(weights)} weights, this model {self.elmo.num_layers} layers: pass "
@@ -114,7 +129,11 @@ class Elmo(nn.Module):
 
         Returns:
             `elmo_representations`, (B, T, 2P) for each mix, and `mask` (B, T).
+
+        Raises:
+            ValueError: If the ids have a wrong shape, type or range.
         """
+        check_instance("inputs", inputs, Tensor, IDS)
         output = self.elmo(inputs.flatten(0, -3) if inputs.ndim > 3 else inputs)
         leading = inputs.shape[:-2]
         return {
@@ -157,6 +176,7 @@ class ElmoTokenEmbedder(nn.Module):
         state: StateRule = "stateless",
     ) -> None:
         super().__init__()
+        projection_dim = check_optional_integer("projection_dim", projection_dim, least=0)
         self._elmo = Elmo(
             options_file,
             weight_file,
@@ -184,7 +204,11 @@ class ElmoTokenEmbedder(nn.Module):
 
         Returns:
             (B, T, 2P), or (B, T, projection_dim).
+
+        Raises:
+            ValueError: If the ids have a wrong shape, type or range.
         """
+        check_instance("elmo_tokens", elmo_tokens, Tensor, IDS)
         mixed = self._elmo(elmo_tokens, word_inputs)["elmo_representations"][0]
         vectors: Tensor = mixed if self._projection is None else self._projection(mixed)
         return vectors
@@ -211,16 +235,19 @@ class ElmoEmbedder:
         *,
         state: StateRule = "stateless",
     ) -> None:
+        cuda_device = check_integer("cuda_device", cuda_device, least=-1)
         if cuda_device >= torch.cuda.device_count():
             raise ValueError(
                 f"cuda_device is {cuda_device}, CUDA devices here: {torch.cuda.device_count()}; -1 is the CPU"
             )
         device = f"cuda:{cuda_device}" if cuda_device >= 0 else "cpu"
+        check_path("options_file", options_file)
+        check_path("weight_file", weight_file)
         self.elmo = ELMo.from_files(options_file, weight_file, num_mixes=0, state=state, device=device)
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
         """Sentences -> (B, L+1, T, 2P), and the mask (B, T)."""
-        output = self.elmo(self.elmo.to_ids(batch))
+        output = self.elmo(self.elmo.to_ids(as_list(batch, "batch")))
         return output.layers.transpose(0, 1), output.mask
 
     def embed_sentence(self, sentence: Sequence[str]) -> Array:
@@ -229,11 +256,12 @@ class ElmoEmbedder:
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[Array]:
         """Sentences -> (L+1, T, 2P) each."""
-        return self.elmo.embed(batch, layers="all", batch_size=max(1, len(batch)))
+        sentences = as_list(batch, "batch")
+        return self.elmo.embed(sentences, layers="all", batch_size=max(1, len(sentences)))
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]], batch_size: int = 64) -> Iterator[Array]:
         """Any number of sentences -> (L+1, T, 2P) each; `batch_size` of them are read ahead."""
-        return self._embed(sentences, "all", batch_size)
+        return self._embed(check_sentences(sentences), "all", check_integer("batch_size", batch_size))
 
     def embed_file(
         self,
@@ -255,11 +283,16 @@ class ElmoEmbedder:
             use_sentence_keys: Name a dataset by its line; without `sentence_to_index`.
 
         Raises:
-            ValueError: If the format is none of these, or a line cannot be a key.
+            ValueError: If an argument is wrong, or a line is not a string or cannot be a key.
         """
-        if output_format not in ("all", "top", "average"):
-            raise ValueError(f'output_format must be "all", "top" or "average", not {output_format!r}')
-        lines = [line.strip() for line in input_file]
+        check_path("output_file_path", output_file_path)
+        output_format = check_choice("output_format", output_format, get_args(Format))
+        batch_size = check_integer("batch_size", batch_size)
+        forget_sentences = check_flag("forget_sentences", forget_sentences)
+        use_sentence_keys = check_flag("use_sentence_keys", use_sentence_keys)
+        if isinstance(input_file, str | bytes | os.PathLike) or not isinstance(input_file, Iterable):
+            raise ValueError(f"input_file must be an open file or a list of lines, not {describe(input_file)}")
+        lines = [check_string(f"input_file[{number}]", line).strip() for number, line in enumerate(input_file)]
         keys = lines if use_sentence_keys else [str(number) for number in range(len(lines))]
         vectors = self._embed((line.split() for line in lines), output_format, batch_size)
         with replacing(Path(output_file_path)) as target, writing_hdf5(target) as file:
@@ -277,8 +310,6 @@ class ElmoEmbedder:
                 file.create_dataset("sentence_to_index", data=[index], dtype=h5py.string_dtype())
 
     def _embed(self, sentences: Iterable[Sequence[str]], layers: Format, batch_size: int) -> Iterator[Array]:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         waiting = iter(sentences)
         while batch := list(islice(waiting, batch_size)):
             yield from self.elmo.embed(batch, layers=layers, batch_size=batch_size)

@@ -13,11 +13,12 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import check_flag, check_instance, check_integer, check_path, check_weights
 from elmokit.compat.allennlp_weights import load_bilm, load_encoder
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
 from elmokit.network import take_rows
-from elmokit.network.bilm import distinct_rows
+from elmokit.network.bilm import distinct_rows, token_mask
 
 AnyPath = str | os.PathLike[str]
 
@@ -45,12 +46,15 @@ class ScalarMix(nn.Module):
         trainable: bool = True,
     ) -> None:
         super().__init__()
-        initial = [0.0] * mixture_size if initial_scalar_parameters is None else list(initial_scalar_parameters)
+        mixture_size, trainable = check_integer("mixture_size", mixture_size), check_flag("trainable", trainable)
+        initial = [0.0] * mixture_size
+        if initial_scalar_parameters is not None:
+            initial = check_weights("initial_scalar_parameters", initial_scalar_parameters)
         if len(initial) != mixture_size:
             raise ValueError(f"initial_scalar_parameters has {len(initial)} weights, mixture_size is {mixture_size}")
-        self.mixture_size, self.do_layer_norm = mixture_size, do_layer_norm
+        self.mixture_size, self.do_layer_norm = mixture_size, check_flag("do_layer_norm", do_layer_norm)
         self.scalar_parameters = nn.ParameterList(
-            nn.Parameter(torch.tensor([float(weight)]), requires_grad=trainable) for weight in initial
+            nn.Parameter(torch.tensor([weight]), requires_grad=trainable) for weight in initial
         )
         self.gamma = nn.Parameter(torch.ones(1), requires_grad=trainable)
 
@@ -120,7 +124,12 @@ class _ElmoBiLm(nn.Module):
     ) -> None:
         super().__init__()
         self.elmo = ELMo.from_files(
-            options_file, weight_file, freeze=not requires_grad, num_mixes=0, keep_boundaries=True, state=state
+            check_path("options_file", options_file),
+            check_path("weight_file", weight_file),
+            freeze=not check_flag("requires_grad", requires_grad),
+            num_mixes=0,
+            keep_boundaries=True,
+            state=state,
         )
         self.num_layers = self.elmo.num_layers
         self.register_load_state_dict_pre_hook(load_bilm)  # type: ignore[no-untyped-call]
@@ -139,7 +148,11 @@ class _ElmoBiLm(nn.Module):
 
         Returns:
             `activations`, (B, T + 2, 2P) of each layer from the context-free one up, and `mask` (B, T + 2).
+
+        Raises:
+            ValueError: If the ids have a wrong shape, type or range.
         """
+        check_instance("inputs", inputs, Tensor, "a tensor of character ids, as batch_to_ids makes it")
         output = self.elmo(inputs)
         return {"activations": list(output.layers), "mask": output.mask}
 
@@ -166,10 +179,13 @@ class _ElmoCharacterEncoder(nn.Module):
 
     def __init__(self, options_file: AnyPath, weight_file: AnyPath, requires_grad: bool = False) -> None:
         super().__init__()
-        bilm = ELMo.from_files(options_file, weight_file, freeze=not requires_grad, num_mixes=0).bilm
+        check_path("options_file", options_file)
+        check_path("weight_file", weight_file)
+        freeze = not check_flag("requires_grad", requires_grad)
+        bilm = ELMo.from_files(options_file, weight_file, freeze=freeze, num_mixes=0).bilm
         assert bilm.char_encoder is not None  # `from_files` refuses a word-level model without its vocabulary
         self.output_dim = bilm.config.projection_dim
-        self.encoder = bilm.char_encoder
+        self.encoder, self._word_ids = bilm.char_encoder, bilm.word_ids
         self._boundaries: Tensor
         self.register_buffer("_boundaries", bilm.boundary_ids, persistent=False)
         self.register_load_state_dict_pre_hook(load_encoder)  # type: ignore[no-untyped-call]
@@ -190,12 +206,9 @@ class _ElmoCharacterEncoder(nn.Module):
             AllenNLP.
 
         Raises:
-            ValueError: If the ids have another shape.
+            ValueError: If the ids have a wrong shape, type or range, or padding before a token.
         """
-        columns = self.encoder.max_characters
-        if inputs.ndim != 3 or inputs.shape[2] != columns:
-            raise ValueError(f"inputs are {tuple(inputs.shape)}, this model reads (B, T, {columns}): use batch_to_ids")
-        lengths = (inputs > 0).any(dim=-1).sum(dim=1)  # (B,)
+        lengths = token_mask(inputs, self._word_ids, name="inputs").sum(dim=1)  # (B,)
         first, last = self._boundaries.to(inputs.device)
         ids = nn.functional.pad(inputs, (0, 0, 1, 1))  # (B, T + 2, 50)
         ids[:, 0] = first

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elmokit.arguments import check_path
 from elmokit.model import ELMo
 from elmokit.text import as_list
 
@@ -47,7 +48,7 @@ class SeqVecEmbedder:
         Raises:
             ValueError: If a residue is not a letter.
         """
-        proteins = [_residues(sequence, place) for place, sequence in enumerate(as_list(sequences))]
+        proteins = [_residues(sequence, place) for place, sequence in enumerate(as_list(sequences, "sequences"))]
         return self.elmo.embed(proteins, layers="all", show_progress=show_progress)
 
     @staticmethod
@@ -73,12 +74,14 @@ def read_fasta(path: AnyPath) -> dict[str, str]:
         First word of the header -> sequence, in the order of the file.
 
     Raises:
-        ValueError: If a name is missing or used twice, or the file does not begin with a header.
+        ValueError: If a name is missing or used twice, the file does not begin with a header, or is not UTF-8.
     """
     parts: dict[str, list[str]] = {}
     name = None
-    with open(path, encoding="utf-8") as lines:
+    with open(check_path("path", path), encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.isascii():
+                _check_utf8(line, f"{path}: line {number}")
             if line.startswith(">"):
                 name = next(iter(line[1:].split()), "")
                 if not name or name in parts:
@@ -89,6 +92,15 @@ def read_fasta(path: AnyPath) -> dict[str, str]:
                     raise ValueError(f"{path}: line {number} comes before the first header: is this FASTA?")
                 parts[name].append(line.strip())
     return {name: "".join(lines) for name, lines in parts.items()}
+
+
+def _check_utf8(line: str, place: str) -> None:
+    """Refuse a line with bytes that are not UTF-8, which are read as surrogates."""
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        content = line.rstrip("\n").encode(errors="surrogateescape")
+        raise ValueError(f"{place} is not UTF-8: {content[:40]!r}") from None
 
 
 def _residues(sequence: object, place: int) -> list[str]:

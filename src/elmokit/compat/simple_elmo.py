@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elmokit.arguments import check_flag, check_integer, check_optional_integer, check_path
 from elmokit.model import ELMo
-from elmokit.text import as_list, as_tokens
+from elmokit.network import OutputLayer
+from elmokit.text import Vocabulary, as_list, as_tokens
 
 Array = npt.NDArray[np.float32]
 Format = Literal["all", "top", "average"]
@@ -41,7 +43,7 @@ class ElmoModel:
 
     def __init__(self) -> None:
         self._elmo: ELMo | None = None
-        self.batch_size = 32
+        self.batch_size: int | None = 32
 
     @property
     def elmo(self) -> ELMo:
@@ -61,20 +63,21 @@ class ElmoModel:
         return self.elmo.dim
 
     def load(
-        self, directory: str | os.PathLike[str], max_batch_size: int = 32, limit: int = 100, full: bool = False
+        self, directory: str | os.PathLike[str], max_batch_size: int | None = 32, limit: int = 100, full: bool = False
     ) -> str:
         """Load a model.
 
         Args:
             directory: A folder, or a ZIP archive with `options.json` and `model.hdf5` as in the NLPL repository.
-            max_batch_size: Largest number of sentences per batch.
+            max_batch_size: Largest number of sentences per batch; None chooses it.
             limit: Accepted and not used: the cache chooses its size.
             full: Accepted and not used: a language model is loaded if the folder has one.
 
         Raises:
-            ValueError: If there is no model.
+            ValueError: If there is no model, or an argument is wrong.
         """
-        path = Path(directory)
+        max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
+        path = Path(check_path("directory", directory))
         if path.is_file() and zipfile.is_zipfile(path):
             with tempfile.TemporaryDirectory() as folder:
                 self._elmo = ELMo.from_pretrained(_unpack(path, Path(folder)))
@@ -139,18 +142,25 @@ class ElmoModel:
         Raises:
             ValueError: If the model is not a language model, or has fewer words than `topn`.
         """
-        sentences = as_tokens([item.split() if isinstance(item, str) else item for item in as_list(data)])
-        return [self._substitutes(tokens, topn, nodelimiters) for tokens in sentences]
-
-    def _substitutes(self, tokens: list[str], topn: int, nodelimiters: bool) -> list[WordSubstitutes]:
+        nodelimiters = check_flag("nodelimiters", nodelimiters)
+        sentences = as_tokens([item.split() if isinstance(item, str) else item for item in as_list(data, "data")])
         model = self.elmo
+        topn = check_integer("topn", topn)
+        model.load_language_model()
         output_layer, vocabulary = model.output_layer, model.vocabulary
         if output_layer is None or vocabulary is None:
             raise ValueError(
                 "this model has no softmax and vocabulary, so it does not predict words: load a language model"
             )
-        if not 1 <= topn <= len(vocabulary):
+        if topn > len(vocabulary):
             raise ValueError(f"topn must be 1 to {len(vocabulary)}, the words of the vocabulary, not {topn}")
+        return [self._substitutes(tokens, topn, nodelimiters, output_layer, vocabulary) for tokens in sentences]
+
+    def _substitutes(
+        self, tokens: list[str], topn: int, nodelimiters: bool, output_layer: OutputLayer, vocabulary: Vocabulary
+    ) -> list[WordSubstitutes]:
+        """What both directions predict at each token of a sentence."""
+        model = self.elmo
         width = model.config.projection_dim
         with torch.no_grad():
             top = model.bilm(model.to_ids([tokens]).to(model.device), keep_boundaries=True).layers[-1, 0]  # (T+2, 2P)

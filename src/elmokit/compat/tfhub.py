@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from elmokit.arguments import check_choice, check_flag, describe
 from elmokit.model import ELMo
 from elmokit.text import as_list
 
@@ -42,7 +44,8 @@ class TFHubELMo(nn.Module):
     def __init__(self, model: ELMo | str | os.PathLike[str] | None = "original", trainable: bool = False) -> None:
         super().__init__()
         if not isinstance(model, ELMo):
-            model = ELMo.from_pretrained(_model_name(model), freeze=not trainable, num_mixes=1, dropout=0.0)
+            freeze = not check_flag("trainable", trainable)
+            model = ELMo.from_pretrained(_model_name(model), freeze=freeze, num_mixes=1, dropout=0.0)
         if len(model.mixes) != 1:
             raise ValueError(
                 f"the model has {len(model.mixes)} mixes, TF-Hub's output has one: make it with num_mixes=1"
@@ -79,12 +82,11 @@ class TFHubELMo(nn.Module):
             ValueError: If the inputs do not fit the signature.
         """
         width = 0
+        signature, as_dict = check_choice("signature", signature, ("default", "tokens")), check_flag("as_dict", as_dict)
         if signature == "default":
             sentences = [_split_on_spaces(sentence, place) for place, sentence in enumerate(_strings(inputs))]
-        elif signature == "tokens":
-            sentences, width = _unpadded(inputs)
         else:
-            raise ValueError(f'signature must be "default" or "tokens", not {signature!r}')
+            sentences, width = _unpadded(inputs)
         output = self.elmo(_widened(self.elmo.to_ids(sentences), width))
         mixed, lengths = output.mixes[0], output.mask.sum(dim=1, keepdim=True)
         default: Tensor = (mixed * output.mask.unsqueeze(-1)).sum(dim=1) / lengths.clamp(min=1)
@@ -137,32 +139,34 @@ def _strings(inputs: object) -> list[object]:
 
 def _split_on_spaces(sentence: object, place: int) -> list[str]:
     if not isinstance(sentence, str):
-        raise ValueError(f'inputs[{place}] is {sentence!r}, not a string: token lists need signature="tokens"')
+        shown = reprlib.repr(sentence)
+        raise ValueError(f'inputs[{place}] is {shown}, not a string: token lists need signature="tokens"')
     return [token for token in sentence.split(" ") if token]
 
 
 def _unpadded(inputs: object) -> tuple[list[list[str]], int]:
     """The tokens of each row, and the width of the padded batch."""
     if not isinstance(inputs, Mapping) or set(inputs) != {"tokens", "sequence_len"}:
-        raise ValueError(f'signature "tokens" takes {{"tokens": …, "sequence_len": …}}, not {inputs!r}')
-    rows, lengths = _rows(inputs["tokens"]), np.asarray(inputs["sequence_len"])
+        raise ValueError(f'signature "tokens" takes {{"tokens": …, "sequence_len": …}}, not {describe(inputs)}')
+    rows, lengths = _rows(inputs["tokens"]), _numbers(inputs["sequence_len"])
     if lengths.shape == (len(rows), 1):
         lengths = lengths[:, 0]
     if lengths.shape != (len(rows),) or (lengths.size and lengths.dtype.kind not in "iu"):
-        raise ValueError(f"sequence_len is {inputs['sequence_len']!r}, not {len(rows)} integers, one per row")
-    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        shown = reprlib.repr(inputs["sequence_len"])
+        raise ValueError(f"sequence_len is {shown}, not {len(rows)} integers, one per row")
+    padded = [row if isinstance(row, str) else as_list(row, f"tokens[{place}]") for place, row in enumerate(rows)]
+    for place, (row, length) in enumerate(zip(padded, lengths, strict=True)):
         if isinstance(row, str) or not 0 <= length <= len(row):
-            raise ValueError(
-                f"tokens[{place}] is {row!r}, not a list of at least sequence_len[{place}] = {length} tokens"
-            )
-    sentences = [list(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-    return sentences, max(map(len, rows), default=0)
+            least = f"sequence_len[{place}] = {length}"
+            raise ValueError(f"tokens[{place}] is {reprlib.repr(row)}, not a list of at least {least} tokens")
+    sentences = [list(row[:length]) for row, length in zip(padded, lengths, strict=True)]
+    return sentences, max(map(len, padded), default=0)
 
 
 def _rows(tokens: object) -> list[Any]:
     """The rows of tokens: of a list, or of an array (B, T)."""
     if not _is_array(tokens):
-        return as_list(tokens)
+        return as_list(tokens, "tokens")
     values = np.asarray(tokens)
     if values.ndim != 2:
         raise ValueError(f"tokens have the shape {values.shape}, not (B, T)")
@@ -170,6 +174,14 @@ def _rows(tokens: object) -> list[Any]:
         [_decoded(value, f"tokens[{place}][{step}]") for step, value in enumerate(row)]
         for place, row in enumerate(values.tolist())
     ]
+
+
+def _numbers(lengths: object) -> npt.NDArray[Any]:
+    """The lengths as an array; lists of different lengths as an array without dimensions, which fits no batch."""
+    try:
+        return np.asarray(lengths)
+    except (ValueError, TypeError, RuntimeError):
+        return np.empty((), dtype=object)
 
 
 def _is_array(value: object) -> bool:
