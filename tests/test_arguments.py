@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import os
 import secrets
 import tempfile
 from collections.abc import Callable
@@ -21,17 +22,39 @@ from elmokit.arguments import (
     check_number,
     check_optional_integer,
     check_path,
+    check_paths,
     describe,
 )
+from elmokit.corpus import Corpus, prepare
+from elmokit.corpus.sources import find_files
+from elmokit.datasets import read_bio
 from elmokit.index import WordIndex
 from elmokit.network import OutputLayer
+from elmokit.pretraining import finetune, pretrain
+from elmokit.probes import (
+    find_probes,
+    nearest_in_context,
+    neighbours_of_words,
+    read_mixes,
+    read_report,
+    run_probes,
+    text_perplexity,
+)
 from elmokit.spans import SpanAttention, mean_of_spans, pad_spans, to_token_spans
-from elmokit.tasks import load_task
+from elmokit.tasks import TaskConfig, load_task
 from elmokit.tasks import train as train_task
+from elmokit.tasks.compare import summarize
 from elmokit.text import Tokenizer, marked_word, words_to_ids
 from elmokit.vector_files import VectorFile, write_vectors
 
 NAN = float("nan")
+
+
+class BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"a"
+
+
 WRONG: dict[str, list[Any]] = {
     "integer": [1.5, 1.0, -1, True, "2", None, NAN, [1], (2,), np.float64(2), np.array([1, 2]), {}, object(), 2 + 0j],
     "flag": ["no", "", 2, None, [True], 0.5, NAN, np.array([True, False]), object()],
@@ -45,9 +68,19 @@ WRONG: dict[str, list[Any]] = {
     ],
     "sentence": [None, 3, NAN, b"bytes", {"a": 1}, {"a"}, Path("a"), ["a", None], ["a", ["b"]], [b"a"], object()],
     "string": [None, 3, b"bytes", ["a"], NAN, Path("a"), object()],
-    "path": [None, 3, "", "a\0b", b"bytes", ["a"], NAN, object(), True],
+    "path": [
+        None, 3, "", "a\0b", b"bytes", ["a"], NAN, object(), True, "x\udfffy", Path("x\udfffy"), Path("a\0b"),
+        BytesPath(),
+    ],
+    "paths": [
+        None, 3, "", "a\0b", b"bytes", NAN, object(), True, {"a": 1}, {"a"}, Path("x\udfffy"), ["a", None], ["a", 3],
+        ["a", ""], [b"a"], ("a", "x\udfffy"), [["a"]], np.array("a"), np.zeros(2),
+    ],
+    "rate": [NAN, float("inf"), -0.1, "0.5", True, None, [0.5], 10**400, 1j, np.array([0.1, 0.2]), object()],
+    "betas": [None, 0.9, "ab", (0.9,), (0.9, "x"), (0.9, NAN), [0.9, 0.9, 0.9], {"a": 1}],
+    "split": [None, 1, 0.5, "no", b"characters", ["characters"], np.array(["characters", "x"]), object()],
     "choice": [None, "other", 3, NAN, ["a"], b"a", object(), True],
-    "model": [None, "en", 3, object(), ELMo],
+    "model": [None, "en", 3, object(), ELMo, {}, 0],
     "all": ["all"],
     "eps": [NAN, float("inf"), -1e-9, "0", None, True, [0.1]],
     "function": ["print", 3, object(), [len]],
@@ -58,8 +91,12 @@ WRONG: dict[str, list[Any]] = {
 }  # fmt: skip
 OPTIONAL = "integer or None"
 WRONG[OPTIONAL] = [value for value in WRONG["integer"] if value is not None]
-for kind in ("choice", "flag", "string", "path", "words"):
+for kind in ("choice", "flag", "string", "path", "words", "model"):
     WRONG[f"{kind} or None"] = [value for value in WRONG[kind] if value is not None]
+WRONG["some paths"] = [*WRONG["paths"], [], ()]
+WRONG["flags"] = [*WRONG["flag"], 1, 0]
+WRONG["some paths or None"] = [value for value in WRONG["some paths"] if value is not None]
+WRONG["layers or None"] = [value for value in WRONG["layers"] if value is not None] + ["top", "average", "all"]
 SENTENCES = {"sentences": "sentences", "sentences ": "items"}
 
 
@@ -83,6 +120,13 @@ RUNNING = {"batch_size": OPTIONAL, "show_progress": "flag", "convert_to_tensor":
 LOADING = {
     "freeze": "flag", "dropout": "number", "keep_boundaries": "flag", "state": "choice", "device": "choice or None",
     "dtype": "choice", "quantize": "choice or None", "progress": "function",
+}  # fmt: skip
+TRAINING = {
+    "train": "some paths", "out": "path", "heldout": "some paths or None", "vocabulary": "path or None",
+    "on_progress": "function", "batch_size": "integer", "steps": OPTIONAL, "seed": "integer", "dropout": "number",
+    "optimizer": "choice",
+    "device": "string", "tensorboard": "flags", "tokenized": "split", "betas": "betas",
+    **dict.fromkeys(["learning_rate", "epochs", "eval_every", "weight_decay", "eps", "initial_accumulator"], "rate"),
 }  # fmt: skip
 GOOD = ["the bank ."]
 
@@ -119,7 +163,9 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "BiLM": Call(BiLM, {"config": model.config}, {"config": "model"}),
         "ScalarMix": Call(ScalarMix, {"num_layers": 3}, {"num_layers": "integer", "layer_norm": "flag", "eps": "eps"}),
         "tasks.train": Call(train_task, {"config": None}, {"config": "model"}),
-        "tasks.load_task": Call(load_task, {"folder": missing}, {"folder": "path"}),
+        "tasks.load_task": Call(load_task, {"folder": missing}, {
+            "folder": "path", "elmo": "path or None", "vectors": "path or None",
+        }),
         "ELMo.unfreeze": Call(language_model().unfreeze, {}, {"from_layer": "layers"}),
         "ELMo.load_language_model": Call(model.load_language_model, {}, {"progress": "function"}),
         "ELMo.to_ids": Call(model.to_ids, {"sentences": GOOD}, SENTENCES),
@@ -160,6 +206,41 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "Vocabulary": Call(Vocabulary, {"words": ["<S>", "</S>", "<UNK>"]}, {"words": "words"}),
         "Vocabulary.load": Call(Vocabulary.load, {"path": missing}, {"path": "path"}),
         "Vocabulary.save": Call(model.vocabulary.save, {"path": missing}, {"path": "path"}),
+        "Vocabulary.id": Call(model.vocabulary.id, {"word": "bank"}, {"word": "string"}),
+        "Vocabulary.ids": Call(model.vocabulary.ids, {"words": ["bank"]}, {"words": "words"}),
+        "neighbours_of_words": Call(neighbours_of_words, {"model": model, "words": ["bankk"]}, {
+            "model": "model", "words": "words", "k": "integer",
+        }),
+        "nearest_in_context": Call(
+            nearest_in_context, {"model": model, "queries": ["the [bank]"], "corpus": [["a", "bank"]]},
+            {"model": "model", "queries": "words", "queries ": "items", "corpus": "sentences", "corpus ": "items",
+             "k": "integer", "layer": "layers or None", "progress": "function"},
+        ),
+        "find_probes": Call(find_probes, {"data": None}, {"data": "path or None", "heldout": "paths"}),
+        "run_probes": Call(run_probes, {"model": model, "name": "mine", "files": {}}, {
+            "model": "model", "name": "string", "keep": "path or None", "progress": "function", "on_probe": "function",
+        }),
+        "read_report": Call(read_report, {"path": missing}, {"path": "path"}),
+        "text_perplexity": Call(text_perplexity, {"model": model, "path": missing}, {"model": "model", "path": "path"}),
+        "read_mixes": Call(read_mixes, {"folders": [missing]}, {"folders": "paths"}),
+        "summarize": Call(summarize, {"folders": [missing], "out": missing}, {"folders": "paths", "out": "path"}),
+        "find_files": Call(find_files, {"paths": missing}, {"paths": "paths"}),
+        "prepare": Call(
+            prepare, {"paths": __file__, "out": missing, "vocabulary": model.vocabulary},
+            {"paths": "paths", "out": "path"},
+        ),
+        "Corpus.open": Call(Corpus.open, {"folder": missing}, {"folder": "path"}),
+        "read_bio": Call(read_bio, {"path": missing}, {"path": "path"}),
+        "TaskConfig": Call(TaskConfig, {"task": "ner", "train": "a", "out": "b"}, {
+            "task": "string", "train": "path", "dev": "path or None", "test": "path or None", "out": "path",
+            "vectors": "path", "elmo": "path or None", "cache": "path or None", "epochs": "integer", "tune": "flags",
+            "optimizer": "choice", "learning_rate": "rate", "tune_learning_rate": "rate", "weight_decay": "rate",
+            "mix_l2": "rate",
+        }),
+        "pretrain": Call(pretrain, {"train": missing, "out": missing / "run"}, {**TRAINING, "model": "model or None"}),
+        "finetune": Call(finetune, {"model": missing, "train": missing, "out": missing / "run"}, {
+            **TRAINING, "model": "path or None", "recipe": "path",
+        }),
         "marked_word": Call(marked_word, {"sentence": "the [bank]"}, {"sentence": "string"}),
         "VectorFile": Call(VectorFile, {"path": missing, "format": "npz"}, {
             "path": "path", "format": "choice", "dtype": "choice", "gzip": "flag", "tokenized": "flag",
@@ -206,7 +287,8 @@ SWEEP = [
 ]
 NO_FILES = {  # their arguments name a file that does not exist
     "ELMo.from_pretrained", "ELMo.from_files", "ELMo.export_token_embeddings", "Vocabulary.load", "tasks.train",
-    "tasks.load_task",
+    "tasks.load_task", "pretrain", "finetune", "read_report", "text_perplexity", "read_mixes", "summarize",
+    "find_files", "prepare", "Corpus.open", "read_bio",
 }  # fmt: skip
 # an argument that the message calls by another name: that of the rule, or of its first element
 ALIASES = {"name": "name|tokenizer|model", "ids": "ids|batch_to_ids"}
@@ -234,7 +316,7 @@ def test_the_arguments_that_the_sweep_starts_from_are_right(name, tmp_path):
 
 def test_every_public_function_is_swept():
     public = {name for name in elmokit.__all__ if callable(getattr(elmokit, name))} - {
-        "BiLMConfig", "pretrain",  # settings, with tests of their own
+        "BiLMConfig",  # settings, with tests of their own
         "BiLMOutput", "BiLMState", "ELMoOutput", "Perplexity", "TokenLogProbs",  # results
     }  # fmt: skip
     methods = {f"ELMo.{name}" for name in vars(ELMo) if not name.startswith("_") and callable(getattr(ELMo, name))}
@@ -379,6 +461,10 @@ def test_checks_return_plain_values():
     assert [check_flag("f", value) for value in (True, 0, np.True_, 1)] == [True, False, True, True]
     assert check_choice("c", None, (None, "a")) is None
     assert check_path("p", Path("a")) == Path("a")
+    assert check_path("p", os.fsdecode(b"caf\xe9")) == "caf\udce9"  # a name that is not UTF-8
+    assert [check_paths("p", value) for value in ("a", Path("a"), (Path("a"), "b"), iter("a"), np.array(["a"]))] == [
+        ["a"], ["a"], ["a", "b"], ["a"], ["a"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -393,6 +479,9 @@ def test_checks_return_plain_values():
         (lambda: check_flag("f", "no"), "f must be True or False, not 'no'"),
         (lambda: check_choice("c", 3, ("a", "b")), 'c must be "a" or "b", not 3 (int)'),
         (lambda: check_path("p", "a\0"), "p is 'a\\x00': a path has no NUL"),
+        (lambda: check_path("p", "a\ud800"), "p is 'a\\ud800': a path has no '\\ud800', half of a character"),
+        (lambda: check_paths("p", ["a", 3]), "p[1] must be a path, not 3 (int)"),
+        (lambda: check_paths("p", {"a"}), "p must be a path or a list of paths, not {'a'} (set)"),
     ],
 )
 def test_a_message_says_what_is_wrong_and_what_to_pass(check, message):

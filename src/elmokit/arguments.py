@@ -138,12 +138,52 @@ def check_string(name: str, value: object) -> str:
 
 
 def check_path(name: str, value: object) -> str | os.PathLike[str]:
-    """Check a path: a string that is not empty, or a Path."""
-    if not isinstance(value, str | os.PathLike) or isinstance(value, bytes) or not os.fspath(value):
+    """Check a path: a string that is not empty, or a Path. Names of files that are not UTF-8 are accepted.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+
+    Raises:
+        ValueError: If it is something else, or the system has no such names: those with NUL or lone surrogates.
+    """
+    try:
+        text = os.fspath(value)  # type: ignore[call-overload]
+    except Exception:  # the value of a user may fail at anything
+        text = None
+    if not isinstance(text, str) or not text:
         raise ValueError(f"{name} must be a path, not {describe(value)}")
-    if "\0" in os.fspath(value):
-        raise ValueError(f"{name} is {value!r}: a path has no NUL")
-    return value
+    if "\0" in text:
+        raise ValueError(f"{name} is {text!r}: a path has no NUL")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is {text!r}: a path has no {text[error.start]!r}, half of a character") from None
+    return value  # type: ignore[return-value]
+
+
+def check_paths(name: str, value: object) -> list[str]:
+    """Check one path, or a list of paths.
+
+    Args:
+        name: Name of the argument.
+        value: A path, or any iterable of paths except mappings, sets and bytes.
+
+    Returns:
+        The paths as strings.
+
+    Raises:
+        ValueError: If it is something else, or one of them is not a path.
+    """
+    if isinstance(value, str | os.PathLike):
+        return [os.fspath(check_path(name, value))]
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray | memoryview | Mapping | AbstractSet):
+        raise ValueError(f"{name} must be a path or a list of paths, not {describe(value)}")
+    try:
+        items = list(value)
+    except TypeError:  # an array or a tensor without dimensions
+        raise ValueError(f"{name} must be a path or a list of paths, not {describe(value)}") from None
+    return [os.fspath(check_path(f"{name}[{number}]", path)) for number, path in enumerate(items)]
 
 
 def check_instance(name: str, value: object, kind: type[T], expected: str) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import tomllib
 import types
 import typing
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from elmokit.arguments import check_path, describe
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ def check_types(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
-            raise ValueError(f"{field.name} must be {_describe(hints[field.name])}, not {value!r}")
+            raise ValueError(f"{field.name} must be {_describe(hints[field.name])}, not {describe(value)}")
 
 
 def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
@@ -114,7 +117,7 @@ def read_recipe(name: str | os.PathLike[str], kind: Literal["pretraining", "task
     Raises:
         ValueError: If there is no such recipe, or the file is not TOML or JSON. The message names it.
     """
-    path = Path(name)
+    path = Path(check_path("recipe", name))
     if str(name) in recipe_names(kind) and not path.is_file():
         path = _recipe_folder(kind) / f"{name}.toml"
     try:
@@ -156,7 +159,7 @@ def _from_json(value: Any, hint: Any) -> Any:
         if get_origin(option) is tuple and isinstance(value, list):
             item = get_args(option)[0]
             return tuple(_from_json(element, item) for element in value)
-        if option is float and type(value) is int:
+        if option is float and type(value) is int and _fits(value, float):
             return float(value)
     return value
 
@@ -167,7 +170,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_fits(value, option) for option in arguments)
     if origin is Literal:
-        return value in arguments
+        return any(isinstance(value, type(choice)) and value == choice for choice in arguments)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
@@ -175,7 +178,7 @@ def _fits(value: Any, hint: Any) -> bool:
             return all(_fits(element, arguments[0]) for element in value)
         return len(value) == len(arguments) and all(map(_fits, value, arguments))
     if hint is float:
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
     if hint is int:
         return type(value) is int  # True is not a number here
     return isinstance(value, hint)

@@ -6,6 +6,7 @@ from tiny_runs import MODEL, RECIPES
 
 from elmokit.network import BiLM
 from elmokit.pretraining import (
+    finetune,
     load_recipe,
     pretrain,
 )
@@ -78,3 +79,16 @@ def test_a_recipe_that_does_not_exist_and_one_without_text_are_refused(tmp_path)
 def test_an_unknown_setting_of_pretrain_is_named(text, tmp_path):
     with pytest.raises(ValueError, match="unknown key 'batchsize'"):
         pretrain(**text, model=MODEL, out=tmp_path, batchsize=3)
+
+
+def test_settings_are_checked_before_a_model_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("elmokit.storage.names.resolve", lambda name: pytest.fail("it was downloaded"))
+    with pytest.raises(ValueError, match=r"^finetune: batch_size must be int, not 'many'"):
+        finetune("small", train=tmp_path / "text.txt", out=tmp_path / "run", batch_size="many")
+    with pytest.raises(ValueError, match=r"^finetune: train\[1\] must be a path, not None"):
+        finetune("small", train=[tmp_path / "text.txt", None], out=tmp_path / "run")
+
+
+def test_a_vocabulary_may_be_a_path(text, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"words\.txt"):
+        pretrain(**text, model=MODEL, out=tmp_path / "run", device="cpu", vocabulary=tmp_path / "words.txt")

@@ -24,7 +24,7 @@ def test_neighbours_of_a_new_word_are_the_nearest_of_the_vocabulary(model, monke
 
 
 def test_neighbours_of_words_need_characters_and_a_vocabulary(model, official_model):
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
         neighbours_of_words(model, ["a"], k=0)
     files = official_model(seed=1, word_level=True)
     (files.options_path.parent / "words.txt").write_text("\n".join(files.vocabulary) + "\n")
@@ -65,5 +65,14 @@ def test_a_query_marks_one_word():
 def test_neighbours_in_context_refuse_what_is_not_there(model):
     with pytest.raises(ValueError, match="a number from 0 to 2, not 3"):
         nearest_in_context(model, ["a [b]"], [["a"]], layer=3)
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
         nearest_in_context(model, ["a [b]"], [["a"]], k=0)
+
+
+def test_no_queries_have_no_neighbours_and_a_wrong_query_is_named(model):
+    assert nearest_in_context(model, [], [["the", "bank"]]) == []
+    with pytest.raises(ValueError, match=r"queries\[1\]: mark one word with brackets"):
+        nearest_in_context(model, ["the [bank]", "the bank"], [["the", "bank"]])
+    corpus = [["the", "bank"], ["a", "river"]]
+    expected = nearest_in_context(model, ["a [bank]"], corpus)
+    assert nearest_in_context(model, iter(["a [bank]"]), iter(corpus)) == expected

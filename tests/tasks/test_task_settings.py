@@ -1,6 +1,7 @@
 """Settings and recipes: wrong ones are named, and every recipe trains."""
 
 import dataclasses
+import math
 import tomllib
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def test_no_recipe_has_the_name_of_a_task_which_would_hide_it():
         ({"task": "cooking"}, "task must be one of .*ner.*, not 'cooking'"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"learning_rate": math.inf}, "learning_rate must be finite, not inf"),
+        ({"weight_decay": math.inf}, "weight_decay must be finite, not inf"),
+        ({"out": "x\udfffy"}, r"out is 'x\\udfffy': a path has no"),
         ({"share": 1.5}, "share must be above 0 and at most 1"),
         ({"dropout": 1.0}, "dropout must be 0 or more and less than 1"),
         ({"train": ()}, "train is empty"),

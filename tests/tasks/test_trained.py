@@ -154,3 +154,22 @@ def test_a_text_is_tokenized_by_the_tokenizer_of_the_bilm(small, name):
     assert trained.predict(["isn't it?"])[0]["tokens"] == ["is", "n't", "it", "?"]
     trained.network.inputs.elmo.tokenizer = Tokenizer("spaces")
     assert trained.predict(["isn't it?"])[0]["tokens"] == ["isn't", "it?"]
+
+
+def test_paths_of_a_trained_task_may_be_of_any_kind_and_wrong_ones_are_named(small, tmp_path):
+    config = small(epochs=1, elmo_at="none")
+    scores, trained = train(config).dev, load_task(config.out)
+    assert trained.evaluate(Path(config.train)) == trained.evaluate([Path(config.train)]) == scores
+    before = sorted(tmp_path.iterdir())
+    for path in (None, 3, "", b"dev.conll", "a\0b", "x\udfffy", Path("x\udfffy")):
+        with pytest.raises(ValueError, match=r"^files (must be|is)") as caught:
+            trained.evaluate(path)
+        assert len(str(caught.value)) < 400
+        with pytest.raises(ValueError, match=r"^files\[1\] (must be|is)"):
+            trained.evaluate([config.train, path])
+        with pytest.raises(ValueError, match=r"^folder (must be|is)"):
+            trained.save(path)
+    for files in ([], {"a": 1}, {config.train}):
+        with pytest.raises(ValueError, match=r"^files (must be|is empty)"):
+            trained.evaluate(files)
+    assert sorted(tmp_path.iterdir()) == before

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elmokit.arguments import check_path
 from elmokit.corpus.counts import by_frequency
 from elmokit.corpus.sources import (
     Block,
@@ -88,7 +89,7 @@ class Corpus:
             ValueError: If the folder is not a complete corpus, is damaged, or has another vocabulary. The checksum of a
                 stream larger than CHECKED_BYTES is not compared: `verify` does so.
         """
-        folder = Path(folder)
+        folder = Path(check_path("folder", folder))
         about = _read_about(folder)
         prepared_with = about["vocabulary_digest"]
         if vocabulary is not None and vocabulary.digest != prepared_with:
@@ -256,7 +257,7 @@ def prepare(
             it.
         ImportError: If a package to read a file is missing.
     """
-    files, out = find_files(paths), Path(out)
+    files, out = find_files(paths), Path(check_path("out", out))
     check_packages(files)
     out.mkdir(parents=True, exist_ok=True)
     try:

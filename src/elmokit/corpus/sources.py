@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from elmokit.arguments import check_paths
 from elmokit.extras import require
 from elmokit.text import Tokenizer
 
@@ -52,7 +53,7 @@ def find_files(paths: Paths) -> list[Path]:
         ValueError: If a path is a folder, or there is no such file.
     """
     files: list[Path] = []
-    for path in [paths] if isinstance(paths, str | Path) else paths:
+    for path in check_paths("paths", paths):
         if Path(path).is_dir():
             raise ValueError(f"{path} is a folder: name its files, as in {Path(path) / '*.txt'}")
         names = [str(path)] if Path(path).is_file() else sorted(glob.glob(str(path), recursive=True))

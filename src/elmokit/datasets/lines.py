@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from elmokit.arguments import check_path
+
 Value = TypeVar("Value")
 Line = tuple[int, str]
 """Number of a line, counted from 1, and the line without its line feed."""
@@ -42,7 +44,7 @@ def read_lines(path: str | Path) -> Iterator[Line]:
     Raises:
         ValueError: If the file cannot be read or is not UTF-8.
     """
-    path = Path(path)
+    path = Path(check_path("path", path))
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             for number, raw in enumerate(file, start=1):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elmokit.arguments import check_path
 from elmokit.datasets.lines import check_not_empty, choose, first_line, member, parse_json, read_lines, read_table
 
 ENTAILMENT_LABELS = {label: label for label in ("entailment", "neutral", "contradiction")}
@@ -42,7 +43,7 @@ def read_snli(path: str | Path) -> list[SentencePair]:
     """
     names = ("gold_label", "sentence1", "sentence2")
     rows: Iterator[tuple[int, Any]]
-    if ".jsonl" in Path(path).suffixes:
+    if ".jsonl" in Path(check_path("path", path)).suffixes:
         rows = ((number, parse_json(path, number, line)) for number, line in read_lines(path))
     else:
         rows = read_table(path, names)

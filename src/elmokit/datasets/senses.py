@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.parsers import expat
 
+from elmokit.arguments import check_path
 from elmokit.datasets.lines import check_not_empty, choose, fail, parse_number, read_lines, read_text
 
 SenseIndex = dict[tuple[str, str], list[str]]
@@ -75,7 +76,7 @@ def read_wsd(path: str | Path, keys: str | Path | None = None) -> list[SenseSent
     Raises:
         ValueError: If a file is not in this format. The message names the line.
     """
-    path = Path(path)
+    path = Path(check_path("path", path))
     if keys is None:
         stem = re.sub(r"(\.data)?\.xml(\.gz)?$", "", path.name)
         beside = (path.with_name(f"{stem}.gold.key.txt{end}") for end in ("", ".gz"))
@@ -186,7 +187,7 @@ def read_wic(path: str | Path, gold: str | Path | None = None) -> list[WordPair]
     Raises:
         ValueError: If a file is not in this format. The message names the line.
     """
-    path = Path(path)
+    path = Path(check_path("path", path))
     gold = gold or path.with_name(path.name.replace(".data.", ".gold."))
     scores = [choose(gold, number, line.strip(), {"T": 1.0, "F": 0.0}) for number, line in read_lines(gold)]
     rows = [(number, line.split("\t")) for number, line in read_lines(path)]

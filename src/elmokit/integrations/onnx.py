@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from elmokit import ELMo, ScalarMix, __version__
+from elmokit.arguments import check_path
 from elmokit.config import BiLMConfig
 from elmokit.extras import require
 from elmokit.files import replacing
@@ -75,7 +76,7 @@ def export_onnx(
         ValueError: If the model has no such layers, carries its state, keeps boundaries, was quantized, or is larger
             than 2 GiB.
     """
-    path, config = Path(path), model.config
+    path, config = Path(check_path("path", path)), model.config
     fractions = _fractions(model, layers)
     _check_exportable(model)
     weights = stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)

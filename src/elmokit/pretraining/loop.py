@@ -33,6 +33,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from elmokit import kernels
+from elmokit.arguments import check_callable, check_instance, check_path
 from elmokit.config import BiLMConfig
 from elmokit.corpus import StreamPosition, Streams
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
@@ -85,7 +86,7 @@ def pretrain(
         OSError: If a checkpoint or the model cannot be written.
     """
     config = make_config(train, out, heldout, settings, source="pretrain")
-    return run_recipe(config, model or BiLMConfig(), on_progress=on_progress)
+    return run_recipe(config, BiLMConfig() if model is None else model, on_progress=on_progress)
 
 
 def finetune(
@@ -123,10 +124,14 @@ def finetune(
         DivergenceError: As for `pretrain`.
         OSError: As for `pretrain`.
     """
+    if model is not None and not isinstance(model, ModelFiles):
+        check_path("model", model)
+    check_callable("on_progress", on_progress)
+    settings = finetune_defaults(recipe, has_heldout=heldout is not None) | settings
+    config = make_config(train, out, heldout, settings, source="finetune")  # before a model is downloaded
     files = model if isinstance(model, ModelFiles) else names.resolve(model).read()
-    defaults = finetune_defaults(recipe, has_heldout=heldout is not None)
-    settings = {"tokenized": tokenized_of(files.tokenizer), **defaults, **settings}
-    config = make_config(train, out, heldout, settings, source="finetune")
+    if "tokenized" not in settings:
+        config = dataclasses.replace(config, tokenized=tokenized_of(files.tokenizer))
     return run_recipe(config, files.config, initial=files, on_progress=on_progress)
 
 
@@ -153,6 +158,11 @@ def run_recipe(
         DivergenceError: As for `pretrain`.
         OSError: As for `pretrain`.
     """
+    check_instance("config", config, PretrainConfig, "the settings of a run, a PretrainConfig")
+    check_instance("model", model, BiLMConfig, "the sizes of the biLM, a BiLMConfig")
+    if initial is not None:
+        check_instance("initial", initial, ModelFiles, "the files of a model or None")
+    check_callable("on_progress", on_progress)
     if config.first_step and initial is None:
         raise ValueError(
             f"first_step is {config.first_step}, but the weights are random: call `finetune` with a trained model"

@@ -7,12 +7,14 @@ wrong type or a value out of range is a ValueError that names the file and the k
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from elmokit.arguments import check_path, check_paths
 from elmokit.config import BiLMConfig
 from elmokit.settings import check_types, from_mapping, read_recipe, read_setting
 
@@ -131,10 +133,17 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
-        for name, value in {"dropout": self.dropout, "betas": min(self.betas), "ema_decay": self.ema_decay}.items():
+        for name in (
+            "learning_rate", "output_learning_rate", "epochs", "eval_every", "weight_decay",
+            "initial_accumulator", "eps",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):  # clip_norm may be inf
+                raise ValueError(f"{name} must be finite, not {value}")
+        for name, value in {"dropout": self.dropout, "ema_decay": self.ema_decay}.items():
             if value is not None and not 0 <= value < 1:
-                raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)}")
-        if not max(self.betas) < 1:
+                raise ValueError(f"{name} must be 0 or more and less than 1, not {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be 0 or more and less than 1, not {self.betas}")
         for name in ("final_rate", "state_reset"):
             if not 0 <= getattr(self, name) <= 1:
@@ -148,6 +157,9 @@ class PretrainConfig:
         for name in ("train", "out", "heldout"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: name a file or a folder")
+        for name in ("train", "out", "heldout", "vocabulary"):
+            if getattr(self, name) is not None:
+                check_paths(name, getattr(self, name))
         if self.first_step and (self.steps is None or self.first_step >= self.steps):
             raise ValueError(f"first_step is {self.first_step}: set steps to a larger number, not {self.steps}")
         if self.patience is not None and self.heldout is None:
@@ -170,11 +182,18 @@ def make_config(
         ValueError: If a field is unknown or a value is not valid.
     """
 
-    def as_setting(paths: Paths) -> str | list[str]:
-        return str(paths) if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
+    def as_setting(name: str, paths: Paths) -> str | list[str]:
+        names = check_paths(name, paths)
+        return names[0] if isinstance(paths, str | os.PathLike) else names
 
-    paths = {"train": as_setting(train), "out": str(out), "heldout": None if heldout is None else as_setting(heldout)}
-    return from_mapping(PretrainConfig, {**paths, **settings}, source=source)
+    try:
+        paths: dict[str, Any] = {"train": as_setting("train", train), "out": os.fspath(check_path("out", out))}
+        paths["heldout"] = None if heldout is None else as_setting("heldout", heldout)
+        if settings.get("vocabulary") is not None:
+            paths["vocabulary"] = os.fspath(check_path("vocabulary", settings["vocabulary"]))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    return from_mapping(PretrainConfig, {**settings, **paths}, source=source)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[PretrainConfig, BiLMConfig]:

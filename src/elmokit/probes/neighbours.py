@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elmokit.arguments import check_callable, check_instance, check_integer
 from elmokit.inference.vectors import unit
 from elmokit.inference.views import check_layers
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Array, Progress, sentence_vectors
-from elmokit.text import marked_word
+from elmokit.probes.vectors import Array, Progress, check_token_lists, sentence_vectors
+from elmokit.text import MarkedWord, Tokenizer, as_list, check_tokens, marked_word
 
 WORDS_AT_ONCE = 4096
 
@@ -50,14 +51,14 @@ def neighbours_of_words(model: ELMo, words: Sequence[str], *, k: int = 8) -> dic
         For each word its neighbours, best first.
 
     Raises:
-        ValueError: If the model reads words or has no vocabulary, or `k` is less than 1.
+        ValueError: If the model reads words or has no vocabulary, or an argument is wrong.
     """
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    k, words = check_integer("k", k), check_tokens(words, "words", "a list of words")
     if model.reads_words:
         raise ValueError("this model reads words, not characters: a word that it does not know has no vector")
     if model.vocabulary is None:
         raise ValueError("this model has no vocabulary.txt: there are no words to look among")
-    if k < 1:
-        raise ValueError(f"k is {k}: ask for at least one neighbour")
     specials = {model.vocabulary.bos_id, model.vocabulary.eos_id, model.vocabulary.unk_id}
     known = [word for number, word in enumerate(model.vocabulary.words) if number not in specials]
     queries = _unit_vectors(model, words)
@@ -100,16 +101,22 @@ def nearest_in_context(
         For each query its neighbours, best first.
 
     Raises:
-        ValueError: If the model has no such layer, `k` is less than 1, or a query has not one word in brackets.
+        ValueError: If the model has no such layer, a query has not one word in brackets, or an argument is wrong.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}: ask for at least one neighbour")
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    check_callable("progress", progress)
+    k = check_integer("k", k)
+    if layer is not None:
+        check_integer("layer", layer, least=-model.num_layers)
     layer = int(check_layers(-1 if layer is None else layer, model.num_layers))
-    asked = [marked_word(query, model.tokenizer) for query in queries]
+    corpus = check_token_lists(corpus, "corpus")
+    asked = [_marked_query(query, number, model.tokenizer) for number, query in enumerate(as_list(queries, "queries"))]
+    if not asked:
+        return []
     vectors = model.embed([tokens for tokens, _ in asked], layers=layer)
     wanted = unit(np.stack([found[place] for found, (_, place) in zip(vectors, asked, strict=True)]))  # (Q, 2P)
     # (cosine, minus the sentence's number, place): the earlier sentence wins where two are equal
-    best: list[list[tuple[float, int, int]]] = [[] for _ in queries]
+    best: list[list[tuple[float, int, int]]] = [[] for _ in asked]
     for number, layers in sentence_vectors(model, corpus, progress=progress):
         if not len(corpus[number]):
             continue
@@ -125,6 +132,14 @@ def nearest_in_context(
         [ContextNeighbour(list(corpus[-number]), place, cosine) for cosine, number, place in sorted(heap, reverse=True)]
         for heap in best
     ]
+
+
+def _marked_query(query: str, number: int, tokenizer: Tokenizer) -> MarkedWord:
+    """The tokens of a query, and where its word is."""
+    try:
+        return marked_word(query, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"queries[{number}]: {error}") from None
 
 
 def _unit_vectors(model: ELMo, words: Sequence[str]) -> Array:

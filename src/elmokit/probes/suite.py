@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from elmokit.arguments import check_callable, check_instance, check_path, check_paths, check_string
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
 from elmokit.corpus.sources import tokenized_of
@@ -78,8 +79,10 @@ def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, li
     Raises:
         ValueError: If a folder or file does not exist.
     """
+    data = None if data is None else Path(check_path("data", data))
     if data is not None and not data.is_dir():
         raise ValueError(f"{data}: there is no such folder")
+    heldout = [Path(path) for path in check_paths("heldout", heldout)]
     for path in heldout:
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file")
@@ -128,6 +131,11 @@ def run_probes(
     Raises:
         ValueError: If `keep` is not a report, or data cannot be read.
     """
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    check_string("name", name)
+    check_callable("progress", progress)
+    check_callable("on_probe", on_probe)
+    keep = None if keep is None else Path(check_path("keep", keep))
     report = ProbeReport(
         model=name,
         weights=_digest_weights(model),
@@ -170,8 +178,9 @@ def read_report(path: str | Path) -> ProbeReport:
     Raises:
         ValueError: If the file is not a report.
     """
+    content = Path(check_path("path", path))
     try:
-        return ProbeReport(**json.loads(Path(path).read_text(encoding="utf-8")))
+        return ProbeReport(**json.loads(content.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a report of probes ({error}): name another file, or remove it") from None
 
@@ -232,6 +241,8 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
     Raises:
         ValueError: If the model is not a language model.
     """
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    check_path("path", path)
     output_layer, vocabulary = model.output_layer, model.vocabulary
     if output_layer is None or vocabulary is None:
         raise ValueError("this model has no softmax, so it is not a language model: load a folder that has one")

@@ -6,13 +6,14 @@ sentence or one word at a time, so that memory does not grow with the corpus.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from elmokit.model import ELMo
+from elmokit.text import as_list, check_tokens
 
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating]
@@ -34,6 +35,22 @@ class Place(NamedTuple):
 def layer_names(model: ELMo) -> list[str]:
     """Names of the rows that probes report: each layer, the context-free one first, and the mean of all."""
     return [*map(str, range(model.num_layers)), MEAN]
+
+
+def check_token_lists(sentences: Iterable[Sequence[str]], name: str) -> list[list[str]]:
+    """Check token lists.
+
+    Args:
+        sentences: Token lists, in any iterable.
+        name: Name of the argument, for messages.
+
+    Raises:
+        ValueError: If an element is not a list of strings. The message names its position.
+    """
+    return [
+        check_tokens(tokens, f"{name}[{number}]", "a list of tokens")
+        for number, tokens in enumerate(as_list(sentences, name))
+    ]
 
 
 def sentence_vectors(

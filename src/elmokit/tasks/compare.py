@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from elmokit.arguments import check_path
 from elmokit.files import replacing, write_json
 from elmokit.settings import to_mapping
 from elmokit.tasks.plots import picture, plot_comparison, plot_shares, plot_summary, require_matplotlib
@@ -187,6 +188,7 @@ def summarize(folders: Sequence[str | Path], out: str | Path) -> dict[str, Compa
         ImportError: If matplotlib is not installed.
         ValueError: If a folder has no finished comparison.
     """
+    check_path("out", out)
     require_matplotlib()
     comparisons = read_comparisons(folders)
     Path(out).mkdir(parents=True, exist_ok=True)

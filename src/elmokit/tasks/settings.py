@@ -6,12 +6,15 @@ or values that do not fit together are a ValueError that names the source and th
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from elmokit.arguments import check_path, check_paths
 from elmokit.settings import check_types, from_mapping, read_recipe, recipe_names
 
 Files = str | tuple[str, ...]
@@ -98,6 +101,9 @@ class TaskConfig:
         for name in ("learning_rate", "tune_learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("learning_rate", "tune_learning_rate", "weight_decay", "mix_l2"):  # clip_norm may be inf
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, not {getattr(self, name)}")
         for name in ("share", "rate_decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
@@ -107,6 +113,9 @@ class TaskConfig:
         for name in ("train", "dev", "test", "out", "vectors"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: pass a file or a folder")
+        for name in ("train", "dev", "test", "out", "vectors", "elmo", "cache"):
+            if getattr(self, name) is not None:
+                check_paths(name, getattr(self, name))
         if self.tune and self.elmo_at == "none":
             raise ValueError('tune trains the biLM, but elmo_at is "none": set elmo_at to "input" or "both"')
         if self.elmo_at == "none" and not self.char_dim and self.vectors == "trained" and not self.word_dim:
@@ -124,6 +133,7 @@ def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], override
     Raises:
         ValueError: If there is no such recipe, or a setting is wrong. The message names it.
     """
+    recipe = os.fspath(check_path("recipe", recipe))
     values: dict[str, Any] = {"task": recipe}
     if recipe not in defaults:
         if not recipe.endswith(".toml") and recipe not in recipe_names("tasks"):
@@ -153,7 +163,7 @@ def find_files(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[str, .
     Raises:
         ValueError: If there is no such folder, or no training file in it.
     """
-    if not Path(folder).is_dir():
+    if not Path(check_path("folder", folder)).is_dir():
         raise ValueError(f"{folder}: no such folder")
     files: dict[str, tuple[str, ...]] = {}
     for part, pattern in {"train": "train", "dev": "dev|valid", "test": "test"}.items():

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elmokit.arguments import check_path, check_paths
 from elmokit.settings import from_mapping, read_json
 from elmokit.tasks.settings import ElmoAt
 
@@ -64,7 +65,7 @@ def read_comparison(folder: str | Path) -> Comparison:
     Raises:
         ValueError: If there is no finished comparison in it.
     """
-    path = Path(folder) / VALUES_FILE
+    path = Path(check_path("folder", folder)) / VALUES_FILE
     if not path.is_file():
         raise ValueError(f"{folder}: no {VALUES_FILE} there: pass a folder that `elmokit task compare` finished")
     values = read_json(path)
@@ -91,10 +92,10 @@ def by_name(folders: Sequence[str | Path]) -> dict[str, Path]:
     """The folders by their names.
 
     Raises:
-        ValueError: If two have the same name.
+        ValueError: If two have the same name, or one is not a path.
     """
     named: dict[str, Path] = {}
-    for folder in folders:
+    for folder in check_paths("folders", folders):
         name = Path(folder).resolve().name
         if name in named:
             raise ValueError(f"{named[name]} and {folder} have the same name {name!r}: rename one of them")

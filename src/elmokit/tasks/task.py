@@ -6,15 +6,17 @@ command line work with any such object.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from elmokit.arguments import check_paths, describe
 from elmokit.extras import require
 from elmokit.tasks.inputs import Inputs
-from elmokit.tasks.settings import Files, TaskConfig
+from elmokit.tasks.settings import TaskConfig
 from elmokit.text import TREEBANK, Tokenizer
 
 E = TypeVar("E")  # an example of a task
@@ -123,8 +125,8 @@ def find_task(name: str) -> Task[Any, Any]:
     """
     from elmokit.tasks import TASKS  # the modules of the tasks import this one
 
-    if name not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(sorted(TASKS))}, not {name!r}")
+    if not isinstance(name, str) or name not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(sorted(TASKS))}, not {describe(name)}")
     return TASKS[name]
 
 
@@ -138,7 +140,13 @@ def check_requirements(task: Task[Any, Any]) -> None:
         require(module, extra="tasks")
 
 
-def read_files(task: Task[E, Any], files: Files, tokenizer: Tokenizer) -> list[E]:
+def read_files(
+    task: Task[E, Any],
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    tokenizer: Tokenizer,
+) -> list[E]:
     """Read the examples of one file, or of several in their order."""
-    paths = (files,) if isinstance(files, str) else files
+    paths = check_paths("files", files)
+    if not paths:
+        raise ValueError("files is empty: pass at least one file")
     return list(chain.from_iterable(task.read(path, tokenizer) for path in paths))

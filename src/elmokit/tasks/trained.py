@@ -22,14 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from elmokit.arguments import check_path
+from elmokit.arguments import check_path, check_string
 from elmokit.files import replacing_together
 from elmokit.model import ELMo
 from elmokit.network import find_device
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage.downloads import cache_dir
 from elmokit.tasks.inputs import Inputs
-from elmokit.tasks.settings import Files, TaskConfig
+from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.task import Network, Task, check_requirements, find_task, read_files
 from elmokit.tasks.vectors import FrozenLayers, load_static
 from elmokit.text import as_list
@@ -82,7 +82,7 @@ class TrainedTask:
             for example, prediction in zip(examples, self.answer(examples), strict=True)
         ]
 
-    def evaluate(self, files: Files) -> dict[str, float]:
+    def evaluate(self, files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> dict[str, float]:
         """Compute the scores on data files.
 
         Args:
@@ -92,6 +92,7 @@ class TrainedTask:
             Scores from 0 to 1 by name.
 
         Raises:
+            ValueError: If a file cannot be read, or there is none.
             ImportError: If an optional module that the scores need is not installed.
         """
         check_requirements(self.task)
@@ -124,8 +125,12 @@ class TrainedTask:
 
         Args:
             folder: The folder; it is made where it does not exist.
+
+        Raises:
+            ValueError: If `folder` is not a path.
+            OSError: If it cannot be written.
         """
-        folder, inputs = Path(folder), self.network.inputs
+        folder, inputs = Path(check_path("folder", folder)), self.network.inputs
         folder.mkdir(parents=True, exist_ok=True)
         config = _with_absolute_paths(self.config)
         values = {
@@ -160,6 +165,10 @@ def load_task(
         ValueError: If the folder is not that of a task, or the biLM or the word vectors are not those of its training.
     """
     folder = Path(check_path("folder", folder))
+    for name, moved_to in (("elmo", elmo), ("vectors", vectors)):
+        if moved_to is not None:
+            check_string(name, moved_to)
+            check_path(name, moved_to)
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{folder}: no {CONFIG_FILE}: this is not the folder of a trained task")

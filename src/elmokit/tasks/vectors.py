@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elmokit.arguments import check_path
 from elmokit.extras import require
 from elmokit.files import locked, sha256_of, sha256_of_json, sync_folder, write_json
 from elmokit.model import ELMo
@@ -83,7 +84,7 @@ def load_static(path: str) -> StaticVectors:
         ValueError: If there are no word vectors, or the file is not in this format. The message names the line.
         ImportError: If the words are in a .parquet and pyarrow is not installed.
     """
-    place = Path(path).expanduser()
+    place = Path(check_path("path", path)).expanduser()
     if not place.exists():
         raise ValueError(f"{path}: no word vectors here; pass a text file, or a folder with a .npy")
     return _load_static(place, place.stat().st_mtime_ns)

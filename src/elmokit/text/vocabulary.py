@@ -6,7 +6,7 @@ Input: a list of words, or a file with one word per line.  Output: the id of eac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.arguments import check_path
+from elmokit.arguments import check_path, check_string
 from elmokit.files import replacing
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, UNK_TOKEN
 from elmokit.text.sentences import check_tokens
@@ -69,12 +69,21 @@ class Vocabulary:
             raise ValueError(f"{path}: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the words, one per line."""
+        """Write the words, one per line.
+
+        Raises:
+            ValueError: If `path` is not a path, or a word has a lone surrogate. The message names it.
+        """
         with replacing(Path(check_path("path", path))) as temporary:
             temporary.write_bytes(self._content())
 
     def _content(self) -> bytes:
-        return "".join(f"{word}\n" for word in self.words).encode()
+        try:
+            return "".join(f"{word}\n" for word in self.words).encode()
+        except UnicodeEncodeError as error:
+            begin, rest = error.object[: error.start], error.object[error.start :]
+            word = begin.rsplit("\n", 1)[-1] + rest.split("\n", 1)[0]
+            raise ValueError(f"{word!r} has a lone surrogate: the words of a file are UTF-8") from None
 
     @cached_property
     def digest(self) -> str:
@@ -82,12 +91,24 @@ class Vocabulary:
         return hashlib.sha256(self._content()).hexdigest()
 
     def id(self, word: str) -> int:
-        """The id of a word; that of <UNK> for a word outside the vocabulary."""
-        return self._ids.get(word, self.unk_id)
+        """The id of a word; that of <UNK> for a word outside the vocabulary.
 
-    def ids(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The ids of N words: (N,)."""
-        return np.fromiter(map(self.id, words), np.int32, len(words))
+        Raises:
+            ValueError: If the word is not a string.
+        """
+        return self._ids.get(check_string("word", word), self.unk_id)
+
+    def ids(self, words: Iterable[str]) -> npt.NDArray[np.int32]:
+        """The ids of N words: (N,).
+
+        Args:
+            words: Words in an order, not one string.
+
+        Raises:
+            ValueError: If one of them is not a string.
+        """
+        words, find, unk_id = check_tokens(words, "words", "a list of words"), self._ids.get, self.unk_id
+        return np.fromiter((find(word, unk_id) for word in words), np.int32, len(words))
 
     def __len__(self) -> int:
         return len(self.words)
