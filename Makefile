@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint types unit browser flair site release clean
+.PHONY: test demo lint types unit browser flair site release torture clean
 
 # constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
 .venv/installed: pyproject.toml constraints.txt
@@ -48,6 +48,12 @@ release: .venv/installed
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/release/check_release.py dist
+
+# hostile inputs, damaged files, kill -9, two processes on one target: half an hour, by a wheel outside of the checkout;
+# a minute of it: make torture SCALE=0.01
+SCALE ?= 1
+torture: .venv/installed
+	$(BIN)/python tests/torture/run.py --scale $(SCALE) --out build/torture
 
 # the story of the word "bank", told by the model that comes with the package
 demo: .venv/installed
