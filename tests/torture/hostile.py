@@ -42,7 +42,6 @@ BLOCK = 250
 def run(world: World, desk: Path, *, seed: int, cases: range, step: int, only: str = "") -> Report:
     """Call every target; every `step`-th case, from `cases.start`."""
     torch.set_num_threads(1)
-    torch.zeros(1, device="meta").ne(0)  # imports much, once for all children
     report, begin = Report("hostile inputs"), time.monotonic()
     every = targets(world)
     for name in uncovered(every):

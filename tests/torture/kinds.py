@@ -176,7 +176,7 @@ TEXT_KIND = Kind(
     lambda rng: rng.choice(SENTENCES), text, lambda value: isinstance(value, str), ("sentence", "string", "text")
 )
 MARKED_KIND = Kind(
-    lambda rng: "He sat by the [bank] .", text, lambda value: isinstance(value, str), ("sentence", "brackets")
+    lambda rng: "He sat by the [bank] .", text, lambda value: isinstance(value, str), ("sentence", "brackets", "token")
 )
 FIXED = object()
 """The argument is always the good one."""
@@ -186,13 +186,14 @@ def _is_path(value: Any) -> bool | None:
     return None if isinstance(value, str | os.PathLike) else False
 
 
-def reading(*paths: Path) -> Kind:
-    """A file or folder to read. No device that never ends."""
+def reading(*paths: Path, none: bool = False) -> Kind:
+    """A file or folder to read, or None. No device that never ends."""
     odd: list[Any] = ["", "no/such", "a\0b", "\ud800", ".", "/", "x" * 5000, Path("no"), "/dev/null", "http://[", "~"]
     odd += [path for path in paths[0].parent.iterdir() if path.is_dir() or path.stat().st_size < 9000]
     words = ("file", "folder", "model", "read", "path")
     near = lambda rng: rng.choice((*odd, text(rng)))  # noqa: E731
-    return Kind(lambda rng: rng.choice(paths), near, _is_path, words, is_path=True, is_needed=True)
+    is_legal = lambda value: none if value is None else _is_path(value)  # noqa: E731
+    return Kind(lambda rng: rng.choice(paths), near, is_legal, words, is_path=True, is_needed=True)
 
 
 def writing(name: str) -> Kind:
@@ -280,8 +281,8 @@ BY_NAME: dict[str, Any] = {
     "quantize": choice("int8", none=True),
     "state": choice("stateless", "carry"),
     "tokenizer": choice("treebank", "spaces", "characters"),
-    "num_mixes": integers(0, 2, bound=50),
-    "dropout": floats(0.0, 0.9),
+    "num_mixes": integers(0, 2, none=True, bound=50),
+    "dropout": floats(0.0, 1.0),
     **dict.fromkeys(
         ("show_progress", "convert_to_tensor", "normalize", "freeze", "layer_norm", "keep_boundaries", "trainable",
          "as_dict", "exact", "skip_punctuation", "requires_grad", "do_layer_norm", "keep_sentence_boundaries", "warmup",

@@ -105,7 +105,7 @@ def _model(world: World) -> Iterator[Target]:
     yield make(
         "ELMo.unfreeze",
         lambda from_layer: type(elmo).from_pretrained(folder).unfreeze(from_layer),
-        from_layer=integers(0, 2, most=2),
+        from_layer=choice(0, 1, 2, -1),
     )
 
 
@@ -122,10 +122,14 @@ def _files_of_models(world: World) -> Iterator[Target]:
     from elmokit import ELMo
 
     elmo, official = load(world), world.models["official"]
-    vocabulary = reading(official / "vocabulary.txt")
-    yield make("ELMo.from_pretrained", _used(ELMo.from_pretrained), name=reading(world.models["characters"], official))
+    vocabulary = reading(official / "vocabulary.txt", none=True)
+    yield make(
+        "ELMo.from_pretrained",
+        _used(ELMo.from_pretrained),
+        name=reading(world.models["characters"], official, none=True),
+    )
     files = {"options": "options.json", "weights": "weights.hdf5", "softmax": "softmax.hdf5"}
-    paths = {name: reading(official / file) for name, file in files.items()}
+    paths = {name: reading(official / file, none=name == "softmax") for name, file in files.items()}
     yield make("ELMo.from_files", _used(ELMo.from_files), **paths, vocabulary=vocabulary, embeddings=FIXED)
     storage = choice("float32", "float16", "int8", none=True)
     yield make("ELMo.save_pretrained", elmo.save_pretrained, folder=writing("model"), dtype=storage)
@@ -241,7 +245,7 @@ def _tasks(world: World) -> Iterator[Target]:
     yield make("TrainedTask.predict", trained.predict, texts=SENTENCES_KIND)
     yield make("TrainedTask.evaluate", trained.evaluate, files=reading(dev_file))
     yield make("TrainedTask.save", trained.save, folder=writing("task"))
-    moved = {"elmo": FIXED, "vectors": FIXED, "device": choice("cpu")}
+    moved = {"elmo": FIXED, "vectors": FIXED, "device": choice("cpu", none=True)}
     yield make(
         "load_task",
         lambda folder, device: load_task(folder, device=device).words,

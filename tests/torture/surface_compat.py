@@ -51,7 +51,7 @@ def _allennlp(world: World) -> Iterator[Target]:
         "compat.Elmo", compat.Elmo, **files, num_output_representations=number, scalar_mix_parameters=mix, **skipped
     )
     yield make("compat.Elmo.forward", elmo.forward, inputs=ids(elmo.elmo), word_inputs=FIXED)
-    settings = {"projection_dim": integers(1, 4, none=True, bound=50), "scalar_mix_parameters": mix, **skipped}
+    settings = {"projection_dim": integers(0, 4, none=True, bound=50), "scalar_mix_parameters": mix, **skipped}
     yield make("compat.ElmoTokenEmbedder", compat.ElmoTokenEmbedder, **files, **settings)
     tokens = compat.ElmoTokenEmbedder(options, weights).eval()
     yield make("compat.ElmoTokenEmbedder.forward", tokens.forward, elmo_tokens=ids(elmo.elmo), word_inputs=FIXED)
@@ -159,7 +159,7 @@ def _tfhub(world: World) -> Iterator[Target]:
     yield make(
         "compat.TFHubELMo",
         lambda model: compat.TFHubELMo(model).eval()(["a"]),
-        model=reading(world.models["characters"]),
+        model=reading(world.models["characters"], none=True),
     )
 
 

@@ -72,7 +72,7 @@ class Color(enum.Enum):
 
 TEXTS = (
     "", " ", "\0", "a\0b", "\ud800", "x\udfffy", "\U0010ffff", "\u202egnirts", "e\u0301" * 30, "\ufeffBOM", "a\nb\r\nc",
-    "\u2028", "\u200d" * 9, "👩‍👩‍👧‍👦", "ﷺ" * 50, "i" * 20_000, "word " * 300, "''''\"\"``", "[", "]", "[[a]]", "[]",
+    "\u2028", "\u200d" * 9, "👩‍👩‍👧‍👦", "ﷺ" * 50, "i" * 3000, "word " * 300, "''''\"\"``", "[", "]", "[[a]]", "[]",
     "a [b] c [d]", "[bank]", "<S>", "</S>", "<UNK>", "..", "/", "../../etc/passwd", "http://[", "~nobody/x", "NaN",
     "-1", "1e400", "None", "%s%n", "{0}", "\\", "'; DROP", "中文 字", "مرحبا", "\x7f\x1b[31m", "\t\v\f", "İ", "ŉ",
 )  # fmt: skip
@@ -172,8 +172,6 @@ def tensor(rng: random.Random) -> torch.Tensor:
     )
     made = torch.zeros(shape, dtype=dtype)
     kind = rng.randrange(8)
-    if kind == 0:
-        return made.to("meta")
     if kind == 1 and made.ndim:
         return made.to_sparse()
     if kind == 2 and dtype == torch.float32:
