@@ -37,6 +37,28 @@ def test_files_that_belong_together_appear_together_or_not_at_all(tmp_path):
     assert contents(tmp_path) == {"first": b"new", "second": b"new"}
 
 
+def test_the_temporary_file_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
+    code = """
+import os, signal, sys
+from pathlib import Path
+from elmokit.files import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    target = tmp_path / "out.txt"
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert len(contents(tmp_path)) == 1
+    other = tmp_path / "other.txt"
+    with replacing(target) as running, replacing(other) as temporary:  # neither removes that of the other
+        assert len(contents(tmp_path)) == 2
+        with replacing(target) as second:
+            second.write_text("second", encoding="utf-8")
+        temporary.write_text("whole", encoding="utf-8")
+        running.write_text("whole", encoding="utf-8")
+    assert contents(tmp_path) == {"out.txt": b"whole", "other.txt": b"whole"}
+
+
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "folder"])
 def test_a_device_or_a_folder_is_never_replaced(tmp_path, path):
     (tmp_path / "folder").mkdir()

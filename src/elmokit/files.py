@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -64,7 +65,10 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
         if os.path.lexists(path) and not path.is_file():
             raise ValueError(f"{path}: this is not a regular file: pass the path of a file to write")
     targets = [Path(os.path.realpath(path)) for path in paths]
-    temporaries = [target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp") for target in targets]
+    for target in targets:
+        _remove_leftovers(target)
+    own = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporaries = [target.with_name(f".{target.name}.{own}.tmp") for target in targets]
     try:
         modes = []
         for temporary in temporaries:
@@ -88,6 +92,30 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    """The name of this machine in names of files."""
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:32]
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove the temporary files of `target` that killed processes of this machine left."""
+    if os.name != "posix":  # elsewhere os.kill ends a process
+        return
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(_host())}-(\d+)-[0-9a-f]{{8}}\.tmp")
+    try:
+        names = os.listdir(target.parent)
+    except OSError:  # the write that follows says why
+        return
+    for name in names:
+        if match := pattern.fullmatch(name):
+            try:
+                os.kill(int(match[1]), 0)
+            except ProcessLookupError:
+                (target.parent / name).unlink(missing_ok=True)
+            except (PermissionError, OverflowError):
+                pass  # it runs, as another user; or it is no process
 
 
 def write_json(path: Path, value: Any) -> None:
