@@ -181,6 +181,16 @@ def test_ids_that_a_module_does_not_read_are_named(paths, module, change, says):
         part(change(batch_to_ids([["the", "bank"]])))
 
 
+def test_the_character_encoder_reads_int32_ids_as_int64_ids(paths):
+    encoder, ids = _ElmoCharacterEncoder(*paths), batch_to_ids([["the", "bank"], ["a"]])
+    assert torch.equal(encoder(ids.int())["token_embedding"], encoder(ids)["token_embedding"])
+
+
+def test_a_batch_of_any_size_is_read(paths):
+    (vectors,) = ElmoEmbedder(*paths).embed_sentences([["a"]], batch_size=2**63)
+    assert vectors.shape == (3, 1, 10)
+
+
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [

@@ -599,6 +599,7 @@ def test_bad_character_ids_are_refused_by_name(bilm, ids, message):
         (characters(1, 2), r"ids are \(1, 2, 50\), this model reads \(N, 50\)"),
         (torch.ones(3, 49, dtype=torch.long), r"ids are \(3, 49\), this model reads \(N, 50\)"),
         (characters(2).float(), r"ids are torch.float32, not torch.int64"),
+        (characters(2).to_sparse(), r"ids are torch.sparse_coo, not torch.strided"),
         (characters(2, value=262), "ids run from 262 to 262, this model reads 0 to 261"),
         (characters(2, value=-1), "ids run from -1 to -1, this model reads 0 to 261"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -311,5 +312,5 @@ class ElmoEmbedder:
 
     def _embed(self, sentences: Iterable[Sequence[str]], layers: Format, batch_size: int) -> Iterator[Array]:
         waiting = iter(sentences)
-        while batch := list(islice(waiting, batch_size)):
+        while batch := list(islice(waiting, min(batch_size, sys.maxsize))):
             yield from self.elmo.embed(batch, layers=layers, batch_size=batch_size)

@@ -210,7 +210,7 @@ class _ElmoCharacterEncoder(nn.Module):
         """
         lengths = token_mask(inputs, self._word_ids, name="inputs").sum(dim=1)  # (B,)
         first, last = self._boundaries.to(inputs.device)
-        ids = nn.functional.pad(inputs, (0, 0, 1, 1))  # (B, T + 2, 50)
+        ids = nn.functional.pad(inputs.long(), (0, 0, 1, 1))  # (B, T + 2, 50)
         ids[:, 0] = first
         ids[torch.arange(len(ids), device=ids.device), lengths + 1] = last
         words, index = distinct_rows(ids.flatten(0, 1))

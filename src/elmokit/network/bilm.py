@@ -331,6 +331,8 @@ def _check_form(ids: Tensor, word_ids: WordIds, axes: str, name: str) -> None:
         )
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {ids.dtype}, not torch.int64: make them with batch_to_ids")
+    if ids.layout is not torch.strided:
+        raise ValueError(f"{name} are {ids.layout}, not torch.strided: pass {name}.to_dense()")
 
 
 def _extremes(ids: Tensor, word_ids: WordIds) -> Tensor:
