@@ -58,6 +58,13 @@ def test_a_file_that_holds_no_json_object_is_an_error_that_names_it(tmp_path, co
         read_json(path)
 
 
+@pytest.mark.parametrize("target", ["/dev/zero", "."])
+def test_a_device_or_a_folder_is_not_read_as_json(tmp_path, target):
+    (tmp_path / "link.json").symlink_to(target)
+    with pytest.raises(ValueError, match=r"link\.json: this is not a regular file"):
+        read_json(tmp_path / "link.json")
+
+
 def test_a_missing_json_file_is_an_error_that_names_it(tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=r"none\.json"):
         read_json(tmp_path / "none.json")

@@ -79,6 +79,8 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: If the file is not JSON, or holds something other than an object. The message names it.
         OSError: If the file cannot be read.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a device may never end
+        raise ValueError(f"{path}: this is not a regular file: pass the path of a JSON file")
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, wrong syntax, a number of 5,000 digits
