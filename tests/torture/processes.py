@@ -6,6 +6,7 @@ processes that it starts can be found.
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import resource
@@ -67,13 +68,24 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, seconds: float) -> Outcome:
-        """What became of it; after so many seconds it is killed."""
-        payload, hung, deadline = b"", False, self._begin + seconds
+    def wait(self, seconds: float, *, heartbeat: Callable[[], Any] = lambda: None) -> Outcome:
+        """Wait for the end.
+
+        Args:
+            seconds: The process is killed if it takes longer; its log then has a traceback.
+            heartbeat: A value that changes while the work advances: the time counts from the last change.
+        """
+        payload, hung, beat, deadline = b"", False, heartbeat(), self._begin + seconds
         while True:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._read], [], [], max(0.0, min(1.0, deadline - time.monotonic())))
+            if heartbeat() != beat:
+                beat, deadline = heartbeat(), time.monotonic() + seconds
+            if not ready and time.monotonic() < deadline:
+                continue
             if not ready:
                 hung = True
+                os.kill(self.pid, signal.SIGUSR1)  # faulthandler writes where it is
+                time.sleep(0.3)
                 self.kill()
                 break
             chunk = os.read(self._read, 1 << 20)
@@ -112,6 +124,7 @@ def _run_and_exit(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream in (1, 2):
             os.dup2(handle, stream)
+        faulthandler.register(signal.SIGUSR1, file=2)
         if folder is not None:
             os.chdir(folder)
         if memory is not None:

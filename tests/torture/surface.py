@@ -33,7 +33,7 @@ from targets import Target, make
 from values import FLOATS, anything, tensor, text
 from world import SIZES, WORDS, World
 
-TRAINS, LARGE, WRITES = 50, 20, 4  # one case of this many: of training, of the English model, of whole indexes
+TRAINS, LARGE, WRITES = 50, 20, 4  # one case of this many: of training, of the English model, of large inputs
 
 
 def targets(world: World) -> Iterator[Target]:
@@ -64,7 +64,7 @@ def _nothing_lost(arguments: dict[str, Any], result: Any) -> str | None:
 
 def _one_result_each(arguments: dict[str, Any], result: Any) -> str | None:
     sentences = arguments["sentences"]
-    if isinstance(sentences, list | tuple) and len(result) != len(sentences):
+    if type(sentences) in (list, tuple) and len(result) != len(sentences):
         return f"{len(result)} results for {len(sentences)} sentences"
     return None
 
@@ -106,6 +106,7 @@ def _model(world: World) -> Iterator[Target]:
         "ELMo.unfreeze",
         lambda from_layer: type(elmo).from_pretrained(folder).unfreeze(from_layer),
         from_layer=choice(0, 1, 2, -1),
+        cost=WRITES,
     )
 
 
@@ -288,12 +289,16 @@ def _probes(world: World) -> Iterator[Target]:
     pair = WordPair(use, use, 1.0)
     yield make("probes.same_meaning", here(probes.same_meaning, elmo), train=records(pair), test=records(pair))
     yield make("probes.likeness", here(probes.likeness, elmo), pairs=records(pair, pair), finite=False)
-    yield make("probes.sense_triples", here(probes.sense_triples, elmo), triples=records(*SENSE_TRIPLES[:2]))
+    yield make(
+        "probes.sense_triples", here(probes.sense_triples, elmo), triples=records(*SENSE_TRIPLES[:2]), cost=WRITES
+    )
     tagged, none = [TaggedSentence(["the", "bank"], ["D", "N"])], []
     sets = [{"pos": probes.TaggedSplits(*splits)} for splits in ((tagged,) * 3, (none,) * 3, (tagged, none, tagged))]
     tag_sets = given(sets[0], near=(*sets[1:], {}), words=("tag", "train"), is_typed=True)
     yield make("probes.probe_tags", here(probes.probe_tags, elmo), tag_sets=tag_sets, cost=TRAINS)
-    yield make("probes.text_perplexity", here(probes.text_perplexity, elmo), path=reading(heldout), finite=False)
+    yield make(
+        "probes.text_perplexity", here(probes.text_perplexity, elmo), path=reading(heldout), finite=False, cost=WRITES
+    )
     folders = given(world.folder, near=(Path("no"), Path("/dev/null")), is_typed=True, words=("folder", "data", "no"))
     yield make("probes.find_probes", probes.find_probes, data=folders, heldout=FIXED)
     yield make("probes.read_report", probes.read_report, path=reading(heldout))

@@ -28,6 +28,8 @@ from targets import Target, make
 from values import anything, tensor
 from world import WORDS, World
 
+LOADS = 4  # one case of this many, of those that load a model each time
+
 
 def targets(world: World) -> Iterator[Target]:
     """All of them."""
@@ -48,16 +50,22 @@ def _allennlp(world: World) -> Iterator[Target]:
     number = integers(0, 2, bound=50)
     skipped = {"vocab_to_cache": FIXED, "namespace_to_cache": FIXED}
     yield make(
-        "compat.Elmo", compat.Elmo, **files, num_output_representations=number, scalar_mix_parameters=mix, **skipped
+        "compat.Elmo",
+        compat.Elmo,
+        cost=LOADS,
+        **files,
+        num_output_representations=number,
+        scalar_mix_parameters=mix,
+        **skipped,
     )
     yield make("compat.Elmo.forward", elmo.forward, inputs=ids(elmo.elmo), word_inputs=FIXED)
     settings = {"projection_dim": integers(0, 4, none=True, bound=50), "scalar_mix_parameters": mix, **skipped}
-    yield make("compat.ElmoTokenEmbedder", compat.ElmoTokenEmbedder, **files, **settings)
+    yield make("compat.ElmoTokenEmbedder", compat.ElmoTokenEmbedder, cost=LOADS, **files, **settings)
     tokens = compat.ElmoTokenEmbedder(options, weights).eval()
     yield make("compat.ElmoTokenEmbedder.forward", tokens.forward, elmo_tokens=ids(elmo.elmo), word_inputs=FIXED)
     for name in ("_ElmoBiLm", "_ElmoCharacterEncoder"):
         part = getattr(compat, name)(options, weights).eval()
-        yield make(f"compat.{name}", getattr(compat, name), **files, **skipped)
+        yield make(f"compat.{name}", getattr(compat, name), cost=LOADS, **files, **skipped)
         yield make(f"compat.{name}.forward", part.forward, inputs=ids(elmo.elmo), word_inputs=FIXED)
     sizes = {"mixture_size": integers(1, 3, bound=9), "initial_scalar_parameters": mix, "do_layer_norm": FLAG}
     yield make("compat.ScalarMix", compat.ScalarMix, **sizes, trainable=FLAG)
@@ -65,7 +73,7 @@ def _allennlp(world: World) -> Iterator[Target]:
     yield make("compat.ScalarMix.forward", compat.ScalarMix(2).forward, inside=True, tensors=vectors, mask=FIXED)
 
     cuda = integers(-1, -1, most=-1)
-    yield make("compat.ElmoEmbedder", compat.ElmoEmbedder, **files, cuda_device=cuda)
+    yield make("compat.ElmoEmbedder", compat.ElmoEmbedder, cost=LOADS, **files, cuda_device=cuda)
     yield make("compat.ElmoEmbedder.embed_batch", embedder.embed_batch, batch=BATCH)
     yield make("compat.ElmoEmbedder.batch_to_embeddings", embedder.batch_to_embeddings, batch=BATCH)
     yield make("compat.ElmoEmbedder.embed_sentence", embedder.embed_sentence, sentence=TOKENS_KIND)
@@ -94,7 +102,9 @@ def _simple_elmo(world: World) -> Iterator[Target]:
         model.load(directory, max_batch_size)
         return model.get_elmo_vectors([["the", "bank"]])
 
-    yield make("compat.ElmoModel.load", load_and_use, directory=folder, max_batch_size=integers(1, 3, none=True))
+    yield make(
+        "compat.ElmoModel.load", load_and_use, cost=LOADS, directory=folder, max_batch_size=integers(1, 3, none=True)
+    )
     model, layers = compat.ElmoModel(), choice("all", "top", "average")
     model.load(world.models["characters"])
     yield make("compat.ElmoModel.get_elmo_vectors", model.get_elmo_vectors, texts=SENTENCES_KIND, layers=layers)
@@ -114,7 +124,9 @@ def _manylangs(world: World) -> Iterator[Target]:
         return compat.Embedder(model_dir, batch_size).sents2elmo([["a"]])
 
     folder = world.models["lexicon"]
-    yield make("compat.Embedder", load_and_use, model_dir=reading(folder), batch_size=integers(1, 3, none=True))
+    yield make(
+        "compat.Embedder", load_and_use, cost=LOADS, model_dir=reading(folder), batch_size=integers(1, 3, none=True)
+    )
     layer = choice(-2, -1, 0, 1, 2)
     yield make(
         "compat.Embedder.sents2elmo", compat.Embedder(folder).sents2elmo, sents=SENTENCES_KIND, output_layer=layer
@@ -159,6 +171,7 @@ def _tfhub(world: World) -> Iterator[Target]:
     yield make(
         "compat.TFHubELMo",
         lambda model: compat.TFHubELMo(model).eval()(["a"]),
+        cost=LOADS,
         model=reading(world.models["characters"], none=True),
     )
 
