@@ -36,9 +36,10 @@ def test_a_size_below_one_is_refused_by_name(name, value):
     ("values", "message"),
     [
         ({"num_highways": -1}, "num_highways must be 0 or more, not -1"),
-        ({"cell_clip": 0.0}, "cell_clip must be above 0, or null for no clipping, not 0.0"),
-        ({"proj_clip": -3}, "proj_clip must be above 0, or null for no clipping, not -3"),
-        ({"proj_clip": float("nan")}, "proj_clip must be above 0, or null for no clipping, not nan"),
+        ({"cell_clip": 0.0}, "cell_clip must be above 0 and at most 1e38, or null for no clipping, not 0.0"),
+        ({"proj_clip": 1e308}, "proj_clip must be above 0 and at most 1e38, or null for no clipping, not 1e\\+308"),
+        ({"proj_clip": -3}, "proj_clip must be above 0 and at most 1e38, or null for no clipping, not -3"),
+        ({"proj_clip": float("nan")}, "proj_clip must be above 0 and at most 1e38, or null for no clipping, not nan"),
         ({"max_characters": 2}, "max_characters must be at least 3 .*, not 2"),
         ({"filters": ()}, "filters is empty"),
         ({"filters": ((0, 4),)}, r"filter \[0, 4\] does not fit"),

@@ -11,6 +11,7 @@ from typing import Literal
 
 from elmokit.settings import check_types
 
+MAX_CLIP = 1e38  # a float32
 MAX_CHARACTERS = 10_000
 """Upper bound of `max_characters`, which no weight bounds: every word takes this many ids."""
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -72,8 +73,8 @@ class BiLMConfig:
             raise ValueError(f"num_highways must be 0 or more, not {self.num_highways}")
         for name in ("cell_clip", "proj_clip"):
             clip = getattr(self, name)
-            if clip is not None and not clip > 0:
-                raise ValueError(f"{name} must be above 0, or null for no clipping, not {clip}")
+            if clip is not None and not 0 < clip <= MAX_CLIP:
+                raise ValueError(f"{name} must be above 0 and at most 1e38, or null for no clipping, not {clip}")
         if self.num_words is not None:
             if self.num_words < 1:
                 raise ValueError(f"num_words must be at least 1, not {self.num_words}")

@@ -31,3 +31,9 @@ def test_a_word_that_is_not_utf8_is_named_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"^'x\\udfffy' has a lone surrogate"):
         vocabulary.save(tmp_path / "vocabulary.txt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_not_read_as_a_vocabulary(tmp_path):
+    (tmp_path / "vocabulary.txt").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"vocabulary\.txt: this is a device"):
+        Vocabulary.load(tmp_path / "vocabulary.txt")

@@ -326,9 +326,7 @@ def _check_form(ids: Tensor, word_ids: WordIds, axes: str, name: str) -> None:
     num_axes = len(axes.split(", ")) + (columns is not None)
     if ids.ndim != num_axes or (columns is not None and ids.shape[-1] != columns):
         wanted = f"({axes})" if columns is None else f"({axes}, {columns})"
-        raise ValueError(
-            f"{name} are {tuple(ids.shape)}, this model reads {wanted}: make them with batch_to_ids or ELMo.to_ids"
-        )
+        raise ValueError(f"{name} are {tuple(ids.shape)}, this model reads {wanted}: make them with ELMo.to_ids")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {ids.dtype}, not torch.int64: make them with batch_to_ids")
     if ids.layout is not torch.strided:

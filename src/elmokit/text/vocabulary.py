@@ -52,8 +52,11 @@ class Vocabulary:
         Raises:
             ValueError: If a line is empty or not UTF-8, or as for `Vocabulary`; the message names the file.
         """
+        file = Path(check_path("path", path))
+        if file.is_char_device() or file.is_block_device():  # it may never end
+            raise ValueError(f"{path}: this is a device: pass the path of a file with one word per line")
         words = []
-        for number, line in enumerate(Path(check_path("path", path)).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+        for number, line in enumerate(file.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             try:
                 word = line.decode().strip()
             except UnicodeDecodeError:
