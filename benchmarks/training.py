@@ -321,13 +321,13 @@ def plot_curve(run: Path, target: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "heldout_perplexity" in line]
     steps = [line["step"] for line in measured]
-    unigram = re.search(r"frequencies alone its perplexity is ([\d.]+[\d])", (run / "README.md").read_text())
+    unigram = re.search(r"a unigram model has perplexity (\d+\.\d+)", (run / "README.md").read_text())
     plt.rcParams["svg.hashsalt"] = "elmokit"  # the same file for the same numbers
     figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
     for name, label in (("heldout_forward_perplexity", "forward"), ("heldout_backward_perplexity", "backward")):
         axes.plot(steps, [line[name] for line in measured], marker="o", markersize=3, label=label)
     if unigram:
-        axes.axhline(float(unigram[1]), linestyle="--", color="gray", label="word frequencies alone")
+        axes.axhline(float(unigram[1]), linestyle="--", color="gray", label="unigram model")
     axes.set(xlabel="step", ylabel="held-out perplexity", yscale="log")
     low = min(line["heldout_perplexity"] for line in measured)
     ticks = [tick for tick in (50, 100, 200, 300, 500, 1000, 2000) if tick > 0.7 * low]
@@ -349,7 +349,7 @@ def plot_finetuning(numbers: Path, target: Path) -> None:
 
     found = json.loads(numbers.read_text())
     plt.rcParams["svg.hashsalt"] = "elmokit"
-    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
     for run in found["runs"]:
         if run["shown"]:
             curve = [(0, found["before"]), *run["curve"]]
@@ -357,7 +357,7 @@ def plot_finetuning(numbers: Path, target: Path) -> None:
     axes.axhline(found["before"], linestyle="--", color="gray", label="the model as given")
     axes.set(xlabel="step", ylabel="held-out perplexity")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
