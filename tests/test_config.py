@@ -47,7 +47,8 @@ def test_a_size_below_one_is_refused_by_name(name, value):
         ({"filters": ((51, 4),)}, r"filter \[51, 4\] does not fit: its width must be 1 to max_characters \(50\)"),
         ({"char_projection": False}, "they sum to 2048, projection_dim is 512"),
         ({"num_words": 5, "bos_id": 5}, "bos_id is 5, the word table has 5 rows"),
-        ({"num_words": 5, "eos_id": -1}, "eos_id is -1, the word table has 5 rows"),
+        ({"num_words": 5, "eos_id": -1}, "eos_id must be 0 or more, not -1"),
+        ({"bos_id": -5}, "bos_id must be 0 or more, not -5"),
         ({"num_words": 1}, "eos_id is 1, the word table has 1 rows"),
     ],
 )

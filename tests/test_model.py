@@ -486,10 +486,11 @@ def test_int8_weights_stay_close_and_cannot_be_saved(official_model, tmp_path):
             write(tmp_path / "out")
     for wrong in (
         {"quantize": "int4"},
+        {"quantize": np.array([])},
         {"quantize": "int8", "dtype": torch.float16},
         {"quantize": "int8", "freeze": False},
     ):
-        with pytest.raises(ValueError, match='quantize is "int8" or None'):
+        with pytest.raises(ValueError, match=r'quantize (must be|is) "int8" or None'):
             ELMo.from_files(files.options_path, files.weights_path, **wrong)
     with pytest.raises(ValueError, match="int8 weights run on a CPU"):
         quantized(BiLM(exact.config).to("meta"))

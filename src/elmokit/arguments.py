@@ -100,7 +100,10 @@ def check_weights(name: str, value: object) -> list[float]:
         or getattr(value, "ndim", 1) != 1
     ):
         raise ValueError(f"{name} must be a list of numbers, not {describe(value)}")
-    values: Iterable[object] = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        values = list(value.tolist() if hasattr(value, "tolist") else value)
+    except RuntimeError:  # a tensor without storage: sparse, on the meta device
+        raise ValueError(f"{name} must be a list of numbers, not {describe(value)}") from None
     weights = [
         -math.inf if isinstance(weight, float) and weight == -math.inf else check_number(f"{name}[{place}]", weight)
         for place, weight in enumerate(values)

@@ -69,8 +69,9 @@ class BiLMConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_characters > MAX_CHARACTERS:
             raise ValueError(f"max_characters must be at most {MAX_CHARACTERS}, not {self.max_characters}")
-        if self.num_highways < 0:
-            raise ValueError(f"num_highways must be 0 or more, not {self.num_highways}")
+        for name in ("num_highways", "bos_id", "eos_id"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("cell_clip", "proj_clip"):
             clip = getattr(self, name)
             if clip is not None and not 0 < clip <= MAX_CLIP:
@@ -79,7 +80,7 @@ class BiLMConfig:
             if self.num_words < 1:
                 raise ValueError(f"num_words must be at least 1, not {self.num_words}")
             for name in ("bos_id", "eos_id"):
-                if not 0 <= getattr(self, name) < self.num_words:
+                if getattr(self, name) >= self.num_words:
                     raise ValueError(f"{name} is {getattr(self, name)}, the word table has {self.num_words} rows")
         self._check_lexicon()
         if self.num_words is not None:

@@ -128,7 +128,7 @@ class ELMo(nn.Module):
         self.mixes = nn.ModuleList(
             ScalarMix(bilm.config.num_layers + 1, layer_norm=layer_norm) for _ in range(num_mixes)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(check_number("dropout", dropout, least=0, most=1))
         self.output_layer = output_layer
         self.vocabulary = vocabulary
         self.lexicon = lexicon
@@ -789,7 +789,8 @@ def _check_placing(device: str | torch.device | None, dtype: object, quantize: o
         raise ValueError(
             f"dtype must be a type of torch for floating-point numbers, such as torch.float16, not {dtype!r}"
         )
-    if quantize is not None and (quantize != "int8" or dtype != torch.float32 or not freeze):
+    check_choice("quantize", quantize, ("int8", None))
+    if quantize is not None and (dtype != torch.float32 or not freeze):
         raise ValueError(
             f'quantize is "int8" or None, for a frozen model in float32; here quantize={quantize!r}, dtype={dtype}, '
             f"freeze={freeze}"

@@ -46,10 +46,10 @@ WRONG = {
     "flag": ["no", 2, None, [True], np.ones(2), Table()],
     "choice": [None, "other", 3, ["all"], Table()],
     "path": [None, 3, "", "a\0b", b"bytes", ["a"]],
-    "weights": ["abc", 3, {"a": 1}, {1.0}, np.ones((3, 1)), torch.tensor(1.0), [0, "x", 0], [0, NAN, 0], [0, INF, 0],
-                [-INF, -INF, -INF]],
+    "weights": ["abc", 3, {"a": 1}, {1.0}, np.ones((3, 1)), torch.tensor(1.0), torch.ones(3).to_sparse(),
+                [0, "x", 0], [0, NAN, 0], [0, INF, 0], [-INF, -INF, -INF]],
     "sentences": [3, None, "one string", b"bytes", {"a": 1}, {"a"}],
-    "lines": [3, None, "in.txt", b"bytes", [b"bytes"], [None]],
+    "lines": [3, None, "in.txt", b"bytes", [b"bytes"], [None], np.array(False), {"a": 1}],
 }  # fmt: skip
 
 
@@ -212,3 +212,18 @@ def test_a_fasta_file_that_is_not_utf_8_is_named_with_the_line(tmp_path):
         read_fasta(path)
     path.write_bytes(">P1 käse\nMKT\r\nM\n".encode())
     assert read_fasta(path) == {"P1": "MKTM"}
+
+
+def test_sparse_tensors_are_refused_by_name(paths):
+    ids = batch_to_ids([["a", "b"]])
+    elmo = Elmo(*paths, num_output_representations=1)
+    for sparse in (ids.to_sparse(), ids.unsqueeze(0).to_sparse()):
+        with pytest.raises(ValueError, match=r"(inputs|ids) are torch\.sparse_coo"):
+            elmo(sparse)
+
+
+def test_a_line_with_a_lone_surrogate_cannot_be_a_key(paths, tmp_path):
+    embedder = ElmoEmbedder(*paths)
+    with pytest.raises(ValueError, match=r"line 1 .* lone surrogate"):
+        embedder.embed_file(["a b", "c \udcff"], tmp_path / "out.hdf5", use_sentence_keys=True)
+    assert not (tmp_path / "out.hdf5").exists()

@@ -264,3 +264,9 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "elmokit.integrations.sklearn")
     with pytest.raises(ImportError, match=r'sklearn is not installed: pip install "elmokit\[sklearn\]"'):
         importlib.import_module("elmokit.integrations.sklearn")
+
+
+@pytest.mark.parametrize("pooling", ["sum", None, np.array([])])
+def test_another_pooling_is_named(model, pooling):
+    with pytest.raises(ValueError, match='pooling must be "mean" or "max", not '):
+        ELMoVectorizer(model, pooling=pooling).fit_transform(SENTENCES)

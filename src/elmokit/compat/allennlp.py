@@ -29,12 +29,12 @@ from elmokit.arguments import (
     check_path,
     check_string,
     check_weights,
-    describe,
 )
 from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
+from elmokit.network.bilm import check_dense
 from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.storage.names import OFFICIAL
 from elmokit.text import as_list, check_sentences
@@ -134,7 +134,7 @@ class Elmo(nn.Module):
         Raises:
             ValueError: If the ids have a wrong shape, type or range.
         """
-        check_instance("inputs", inputs, Tensor, IDS)
+        check_dense(check_instance("inputs", inputs, Tensor, IDS), "inputs")
         output = self.elmo(inputs.flatten(0, -3) if inputs.ndim > 3 else inputs)
         leading = inputs.shape[:-2]
         return {
@@ -291,16 +291,16 @@ class ElmoEmbedder:
         batch_size = check_integer("batch_size", batch_size)
         forget_sentences = check_flag("forget_sentences", forget_sentences)
         use_sentence_keys = check_flag("use_sentence_keys", use_sentence_keys)
-        if isinstance(input_file, str | bytes | os.PathLike) or not isinstance(input_file, Iterable):
-            raise ValueError(f"input_file must be an open file or a list of lines, not {describe(input_file)}")
-        lines = [check_string(f"input_file[{number}]", line).strip() for number, line in enumerate(input_file)]
+        given = as_list(input_file, "input_file")
+        lines = [check_string(f"input_file[{number}]", line).strip() for number, line in enumerate(given)]
         keys = lines if use_sentence_keys else [str(number) for number in range(len(lines))]
         vectors = self._embed((line.split() for line in lines), output_format, batch_size)
         with replacing(Path(output_file_path)) as target, writing_hdf5(target) as file:
             for number, (key, values) in enumerate(zip(keys, vectors, strict=True)):
-                if use_sentence_keys and (not key or "\0" in key or key in file):
+                if use_sentence_keys and (not _can_be_key(key) or key in file):
                     raise ValueError(
-                        f"line {number} {key!r} is blank, contains a NUL or is there twice: it cannot be a key of HDF5"
+                        f"line {number} {key!r} is blank, contains a NUL or a lone surrogate, or is there twice: it "
+                        "cannot be a key of HDF5"
                     )
                 try:
                     file.create_dataset(key, data=values, dtype="float32")
@@ -314,3 +314,11 @@ class ElmoEmbedder:
         waiting = iter(sentences)
         while batch := list(islice(waiting, min(batch_size, sys.maxsize))):
             yield from self.elmo.embed(batch, layers=layers, batch_size=batch_size)
+
+
+def _can_be_key(text: str) -> bool:
+    """Whether a text can be the name of a dataset of HDF5."""
+    try:
+        return bool(text) and b"\0" not in text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False

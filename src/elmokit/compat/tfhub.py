@@ -129,7 +129,7 @@ def _strings(inputs: object) -> list[object]:
     """The sentences of a list, or of an array (B,) or (B, 1)."""
     if not _is_array(inputs):
         return as_list(inputs)
-    values = np.asarray(inputs)
+    values = _as_array(inputs, "inputs")
     if values.ndim == 2 and values.shape[1] == 1:  # as Keras passes a column of strings
         values = values[:, 0]
     if values.ndim != 1:
@@ -167,7 +167,7 @@ def _rows(tokens: object) -> list[Any]:
     """The rows of tokens: of a list, or of an array (B, T)."""
     if not _is_array(tokens):
         return as_list(tokens, "tokens")
-    values = np.asarray(tokens)
+    values = _as_array(tokens, "tokens")
     if values.ndim != 2:
         raise ValueError(f"tokens have the shape {values.shape}, not (B, T)")
     return [
@@ -187,6 +187,13 @@ def _numbers(lengths: object) -> npt.NDArray[Any]:
 def _is_array(value: object) -> bool:
     """Whether this is an array, or something that becomes one, such as a string tensor of TensorFlow."""
     return hasattr(value, "__array__") and not isinstance(value, np.generic)
+
+
+def _as_array(value: object, name: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, RuntimeError, NotImplementedError):  # a tensor that NumPy cannot hold: sparse, on a GPU
+        raise ValueError(f"{name} must be strings, not {describe(value)}") from None
 
 
 def _decoded(value: object, name: str) -> object:

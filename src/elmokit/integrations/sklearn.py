@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from elmokit.arguments import check_choice
 from elmokit.extras import require
 from elmokit.inference.vectors import unit
 from elmokit.inference.views import Layers, check_layers
@@ -95,13 +96,11 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _encode(self, sentences: list[Any]) -> Vectors:
         elmo = self._elmo()
-        if self.pooling == "mean":
+        if check_choice("pooling", self.pooling, ("mean", "max")) == "mean":
             vectors: Vectors = elmo.encode(
                 sentences, layers=self.layers, batch_size=self.batch_size, normalize=self.normalize
             )
             return vectors
-        if self.pooling != "max":
-            raise ValueError(f'pooling must be "mean" or "max", not {self.pooling!r}')
         check_layers(self.layers, elmo.num_layers, single=True)
         vectors = np.zeros((len(sentences), self._n_features_out), np.float32)
         for begin in range(0, max(1, len(sentences)), SENTENCES_AT_ONCE):

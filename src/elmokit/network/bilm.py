@@ -329,6 +329,11 @@ def _check_form(ids: Tensor, word_ids: WordIds, axes: str, name: str) -> None:
         raise ValueError(f"{name} are {tuple(ids.shape)}, this model reads {wanted}: make them with ELMo.to_ids")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {ids.dtype}, not torch.int64: make them with batch_to_ids")
+    check_dense(ids, name)
+
+
+def check_dense(ids: Tensor, name: str) -> None:
+    """Refuse sparse ids."""
     if ids.layout is not torch.strided:
         raise ValueError(f"{name} are {ids.layout}, not torch.strided: pass {name}.to_dense()")
 

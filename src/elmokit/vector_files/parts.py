@@ -154,7 +154,8 @@ class Parts:
             except FloatingPointError:
                 raise ValueError(f"line {entry.line + 1} has values beyond {self.file.dtype}: write float32") from None
         with replacing(self.path(self.count)) as target, open(target, "wb") as file:
-            text = np.frombuffer("\n".join(texts).encode(), np.uint8)
+            # a lone surrogate, which is not text, is kept as it is
+            text = np.frombuffer("\n".join(texts).encode("utf-8", "surrogatepass"), np.uint8)
             np.savez(file, text=text, lengths=lengths, vectors=joined)
         self.count += 1
 
@@ -163,7 +164,7 @@ class Parts:
         path = self.path(number)
         try:
             with open(path, "rb") as file, np.load(file) as arrays:
-                texts = arrays["text"].tobytes().decode().split("\n")
+                texts = arrays["text"].tobytes().decode("utf-8", "surrogatepass").split("\n")
                 vectors = arrays["vectors"] if with_vectors else np.empty(0)
                 return Part(first, texts, arrays["lengths"], vectors)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
