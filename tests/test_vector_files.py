@@ -59,8 +59,8 @@ def test_a_file_that_exists_is_replaced_only_where_asked(tiny_elmo, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vectors.npz", "vectors.hdf5", "vectors.safetensors"])
-def test_a_line_with_a_lone_surrogate_is_embedded(tiny_elmo, tmp_path, name):
-    lines = ["the bank", "a \udcff b"]
+def test_a_line_with_a_lone_surrogate_or_a_line_break_is_embedded(tiny_elmo, tmp_path, name):
+    lines = ["the bank", "a \udcff b", "one\nand two"]
     model = ELMo.from_pretrained(tiny_elmo)
     write_vectors(model, lines, VectorFile(tmp_path / name, format_of(tmp_path / name), layers="top"))
     assert (tmp_path / name).is_file()

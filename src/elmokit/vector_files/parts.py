@@ -154,8 +154,7 @@ class Parts:
             except FloatingPointError:
                 raise ValueError(f"line {entry.line + 1} has values beyond {self.file.dtype}: write float32") from None
         with replacing(self.path(self.count)) as target, open(target, "wb") as file:
-            # a lone surrogate, which is not text, is kept as it is
-            text = np.frombuffer("\n".join(texts).encode("utf-8", "surrogatepass"), np.uint8)
+            text = np.frombuffer(json.dumps(texts).encode("ascii"), np.uint8)
             np.savez(file, text=text, lengths=lengths, vectors=joined)
         self.count += 1
 
@@ -164,7 +163,7 @@ class Parts:
         path = self.path(number)
         try:
             with open(path, "rb") as file, np.load(file) as arrays:
-                texts = arrays["text"].tobytes().decode("utf-8", "surrogatepass").split("\n")
+                texts = json.loads(arrays["text"].tobytes())
                 vectors = arrays["vectors"] if with_vectors else np.empty(0)
                 return Part(first, texts, arrays["lengths"], vectors)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
