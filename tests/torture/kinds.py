@@ -190,7 +190,7 @@ def reading(*paths: Path, none: bool = False) -> Kind:
     """A file or folder to read, or None. No device that never ends."""
     odd: list[Any] = ["", "no/such", "a\0b", "\ud800", ".", "/", "x" * 5000, Path("no"), "/dev/null", "http://[", "~"]
     odd += [path for path in paths[0].parent.iterdir() if path.is_dir() or path.stat().st_size < 9000]
-    words = ("file", "folder", "model", "read", "path", "index")
+    words = ("file", "folder", "model", "read", "path", "index", "examples")
     near = lambda rng: rng.choice((*odd, text(rng)))  # noqa: E731
     is_legal = lambda value: none if value is None else _is_path(value)  # noqa: E731
     return Kind(lambda rng: rng.choice(paths), near, is_legal, words, is_path=True, is_needed=True)

@@ -180,7 +180,8 @@ def _parts_of_models(world: World) -> Iterator[Target]:
 
     heldout = reading(world.path("heldout.txt"))
     settings = {
-        "steps": integers(1, 1, bound=1), "unroll": integers(1, 3, bound=9), "batch_size": integers(1, 3, bound=9),
+        "steps": integers(1, 1, bound=1, none=True), "unroll": integers(1, 3, bound=9),
+        "batch_size": integers(1, 3, bound=9),
         "learning_rate": given(0.01, near=FLOATS), "loss": choice("full"), "device": choice("cpu"),
         "seed": integers(0, 9), "betas": given((0.9, 0.99)), "precision": choice("float32"),
         "optimizer": choice("adamw", "adagrad"), "tensorboard": given(False, is_typed=True, near=(False,)),
