@@ -31,6 +31,7 @@ from broken_server import (
 )
 
 from elmokit import files
+from elmokit.files import replacing
 from elmokit.storage import downloads, transfer
 
 
@@ -773,3 +774,10 @@ def test_cleaning_leaves_a_download_that_is_under_way(server: Server, cache: Pat
     assert not path.exists()
     assert found[0].read_bytes() == OPTIONS
     assert len(it.requests) == 1
+
+
+@pytest.mark.parametrize("record", [".json", ".partial.json"])
+def test_a_record_that_a_killed_process_was_writing_belongs_to_its_download(tmp_path: Path, record: str) -> None:
+    target = tmp_path / "weights.hdf5"
+    with replacing(Path(f"{target}{record}")) as temporary:
+        assert downloads._files_of(target) == [temporary]

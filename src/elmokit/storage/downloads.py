@@ -177,7 +177,7 @@ def _files_of(target: Path) -> list[Path]:
     """The files that exist of a download."""
     paths = [Path(f"{target}{suffix}") for suffix in ("", ".json", ".partial", ".partial.json", ".lock")]
     for record in (".json", ".partial.json"):  # left by a process that was killed in `write_json`
-        paths += target.parent.glob(f".{glob.escape(target.name)}{record}.[0-9]*-*.tmp")
+        paths += target.parent.glob(f".{glob.escape(target.name)}{record}.*-*.tmp")
     return [path for path in paths if path.is_file()]
 
 
