@@ -30,6 +30,7 @@ from elmokit.arguments import (
     check_string,
     check_weights,
 )
+from elmokit.compat.allennlp_parts import IDS
 from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
@@ -44,7 +45,6 @@ AnyPath = str | os.PathLike[str]
 Format = Literal["all", "top", "average"]
 
 _ORIGINAL = OFFICIAL["original"]
-IDS = "a tensor of character ids, as batch_to_ids makes it"
 
 
 class ElmoOutput(TypedDict):

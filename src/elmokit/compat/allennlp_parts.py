@@ -21,6 +21,7 @@ from elmokit.network import take_rows
 from elmokit.network.bilm import distinct_rows, token_mask
 
 AnyPath = str | os.PathLike[str]
+IDS = "a tensor of character ids, as batch_to_ids makes it"
 
 
 class ScalarMix(nn.Module):
@@ -152,7 +153,7 @@ class _ElmoBiLm(nn.Module):
         Raises:
             ValueError: If the ids have a wrong shape, type or range.
         """
-        check_instance("inputs", inputs, Tensor, "a tensor of character ids, as batch_to_ids makes it")
+        check_instance("inputs", inputs, Tensor, IDS)
         output = self.elmo(inputs)
         return {"activations": list(output.layers), "mask": output.mask}
 
