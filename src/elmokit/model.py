@@ -37,8 +37,8 @@ from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
-from elmokit.inference.views import Layers, check_layers, view_of
-from elmokit.network import BiLM, BiLMOutput, OutputLayer, ScalarMix, find_device
+from elmokit.inference.views import Layers, Reading, view_of
+from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
 from elmokit.network.int8 import quantized
 from elmokit.progress import OnProgress, reporting
 from elmokit.storage import folder as model_folder
@@ -54,9 +54,11 @@ from elmokit.text import (
     TokenizerName,
     Vocabulary,
     WordIds,
+    WordWeights,
     as_list,
     as_tokens,
     check_tokens,
+    find_phrase,
     make_word_ids,
     marked_word,
 )
@@ -137,6 +139,11 @@ class ELMo(nn.Module):
         if output_layer is not None:
             output_layer.requires_grad_(False)
         self._softmax_urls: SoftmaxUrls | None = None
+        # `load_language_model` may bring a vocabulary later; the vectors stay what they were
+        self._words_by_frequency = lexicon.words if vocabulary is None and lexicon is not None else None
+        if vocabulary is not None:
+            self._words_by_frequency = vocabulary.words
+        self._word_weights: WordWeights | None = None
         self._runner = Runner(make_word_ids(bilm.config, vocabulary, lexicon), Tokenizer(tokenizer), state)
 
     # ---- from and to files -------------------------------------------------------------------------------------------
@@ -494,7 +501,8 @@ class ELMo(nn.Module):
         Args:
             sentences: Strings, which the model's tokenizer cuts, or token lists.
             layers: "average" is the even mix, "top" the last layer, "all" every layer, a number one layer (0 is the
-                context-free one, -1 the last).
+                context-free one, -1 the last). "slot" is what the context expects at each word, "sense" the slot and
+                the surroundings together, which tells best what a word means where it stands.
             batch_size: Largest number of sentences per batch. Batches are bounded in tokens in any case.
             show_progress: Show progress on standard error: a bar, or lines if there is no terminal. Or a function that
                 is called after each batch with the numbers of sentences done and in all.
@@ -508,8 +516,8 @@ class ELMo(nn.Module):
         batch_size, show_progress = _check_running(batch_size, show_progress)
         sentences = as_list(sentences)
         results: list[Any] = [None] * len(sentences)
-        for batch, output in self._run(sentences, batch_size, show_progress):
-            rows = view(output.layers).movedim(-3, 0)  # (B, …, T, 2P)
+        for batch, reading in self._read(sentences, view.needs_weights, batch_size, show_progress):
+            rows = view.tokens(reading).movedim(-3, 0)  # (B, …, T, 2P)
             if not convert_to_tensor:
                 rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu()  # NumPy has no bfloat16
             for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
@@ -574,10 +582,12 @@ class ELMo(nn.Module):
         texts = as_list([sentences] if isinstance(sentences, str) else sentences)
         dtype = torch.promote_types(next(self.bilm.parameters()).dtype, torch.float32)
         vectors = torch.zeros(len(texts), self.dim, device=self.device, dtype=dtype)
-        for batch, output in self._run(texts, batch_size, show_progress):
-            totals = view(output.layers).sum(dim=1, dtype=dtype)  # padding is zero, so it adds nothing
-            counts = output.mask.sum(dim=1, keepdim=True).clamp(min=1)
-            vectors[torch.tensor(batch.positions, device=self.device)] = totals / counts
+        for batch, reading in self._read(texts, view.needs_weights, batch_size, show_progress):
+            tokens = view.tokens(reading)  # (B, T, 2P)
+            counts = to_device(torch.tensor(batch.lengths).unsqueeze(1), self.device)  # (B, 1)
+            is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
+            totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
+            vectors[torch.tensor(batch.positions, device=self.device)] = totals / counts.clamp(min=1)
         if normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         if isinstance(sentences, str):
@@ -585,17 +595,19 @@ class ELMo(nn.Module):
         return vectors if convert_to_tensor else vectors.cpu().numpy()
 
     def similarity(
-        self, first: Sentence, second: Sentence, *, word: str | None = None, layers: Layers = "average"
+        self, first: Sentence, second: Sentence, *, word: str | None = None, layers: Layers | None = None
     ) -> float:
-        """Cosine of two sentences; with `word`, of that word's vectors in the two sentences.
+        """Cosine of two sentences; with `word`, of that word in the two sentences.
 
         Args:
             first: A string or a token list.
             second: A string or a token list.
-            word: A word that is in both sentences; its first occurrence counts.
-            layers: As for `embed`, but not "all".
+            word: A word that is in both sentences, or a phrase; its first occurrence counts.
+            layers: As for `embed`, but not "all". By default "sense" for a word, "average" for sentences.
         """
-        layers = check_layers(layers, self.num_layers, single=True, caller="similarity")
+        if layers is None:
+            layers = "average" if word is None else "sense"
+        view = view_of(layers, self.num_layers, single=True, caller="similarity")
         for name, sentence in (("first", first), ("second", second)):
             if not isinstance(sentence, str):
                 check_tokens(sentence, name, "a sentence, which is a string or a list of tokens")
@@ -604,9 +616,35 @@ class ELMo(nn.Module):
         else:
             check_string("word", word)
             tokens = as_tokens([first, second], self.tokenizer)
-            places = [_find(word, sentence) for sentence in tokens]
-            a, b = (vectors[place] for vectors, place in zip(self.embed(tokens, layers=layers), places, strict=True))
+            places = [find_phrase(word, sentence, self.tokenizer) for sentence in tokens]
+            vectors: list[Array] = [np.empty(0, np.float32)] * 2
+            for position, reading in self.readings(tokens):
+                start, end = (torch.tensor([place]) for place in places[position])
+                vectors[position] = view.spans(reading, start, end)[0, 0].cpu().numpy()
+            a, b = vectors
         return float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
+
+    def readings(
+        self,
+        sentences: Sequence[Sentence],
+        *,
+        batch_size: int | None = None,
+        show_progress: bool | OnProgress = False,
+    ) -> Iterator[tuple[int, Reading]]:
+        """All layers of each sentence with its boundary tokens, from which several views can be taken.
+
+        Args:
+            sentences: Strings, which the model's tokenizer cuts, or token lists.
+            batch_size: As for `embed`.
+            show_progress: As for `embed`.
+
+        Yields:
+            The position of a sentence in `sentences`, and its reading, a batch of one. Longer sentences come first.
+        """
+        batch_size, show_progress = _check_running(batch_size, show_progress)
+        for batch, reading in self._read(as_list(sentences), True, batch_size, show_progress):
+            for row, position in enumerate(batch.positions):
+                yield position, reading.sentence(row)
 
     # ---- the language model ------------------------------------------------------------------------------------------
 
@@ -728,21 +766,47 @@ class ELMo(nn.Module):
         """True for a word-level model, whose words are rows of a table: an unknown word is <UNK> to it."""
         return self.bilm.config.num_words is not None
 
+    @property
+    def word_weights(self) -> WordWeights:
+        """How much each word counts in the surroundings of the others, which the view "sense" reads.
+
+        By default from the order of the words in the model's vocabulary or lexicon, which is by frequency; a model
+        without one has the weights of English. Set it to the `elmokit.text.WordWeights` of other words or counts; it is
+        not saved with the model.
+        """
+        if self._word_weights is None:
+            self._word_weights = WordWeights(self._words_by_frequency or names.english_vocabulary().words)
+        return self._word_weights
+
+    @word_weights.setter
+    def word_weights(self, weights: WordWeights) -> None:
+        check_instance("word_weights", weights, WordWeights, "an elmokit.text.WordWeights of words or counts")
+        self._word_weights = weights
+
     def digest(self) -> str:
         """The SHA-256 of all that makes the vectors: sizes, weights, words that are known by number, the tokenizer."""
         tokenizer = [] if self.tokenizer == TREEBANK else [self.tokenizer.name]  # models of 0.1 keep their digests
         return sha256_of_json([self.bilm.digest(), *self.word_ids.known, *tokenizer])
 
-    def _run(
-        self, sentences: Sequence[Sentence], batch_size: int | None, show_progress: bool | OnProgress
-    ) -> Iterator[tuple[Batch, BiLMOutput]]:
+    def _read(
+        self, sentences: Sequence[Sentence], weighted: bool, batch_size: int | None, show_progress: bool | OnProgress
+    ) -> Iterator[tuple[Batch, Reading]]:
+        """Batches of sentences and what the biLM computed for them; with the weights of their words if `weighted`."""
         num_done, total = 0, len(sentences)
         with reporting(show_progress, "sentences", total) as progress:
             # a biLM that is being trained changes at every step, and what the cache holds with it
             for batch, output in self._runner.run(self.bilm, sentences, batch_size=batch_size, use_cache=self.freeze):
-                yield batch, output
+                weights = to_device(self._weights_of(batch.tokens), self.device) if weighted else None
+                yield batch, Reading(output.layers, tuple(batch.lengths), weights)
                 num_done += len(batch.positions)
                 progress(num_done, total)
+
+    def _weights_of(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """(B, T): the weights of the words, zeros after the end of a sentence."""
+        weights = torch.zeros(len(sentences), max(map(len, sentences), default=0))
+        for row, tokens in zip(weights, sentences, strict=True):
+            row[: len(tokens)] = torch.from_numpy(self.word_weights(tokens))
+        return weights
 
 
 def _output_layer(softmax: Mapping[str, Tensor]) -> OutputLayer:
@@ -752,15 +816,6 @@ def _output_layer(softmax: Mapping[str, Tensor]) -> OutputLayer:
         output_layer = OutputLayer(1, 1)
     output_layer.weight, output_layer.bias = (nn.Parameter(softmax[name].float()) for name in ("weight", "bias"))
     return output_layer
-
-
-def _find(word: str, tokens: list[str]) -> int:
-    if word in tokens:
-        return tokens.index(word)
-    lowered = [token.lower() for token in tokens]
-    if word.lower() in lowered:
-        return lowered.index(word.lower())
-    raise ValueError(f"the word {word!r} is not in the sentence; its tokens are {tokens}")
 
 
 # ---- checks of arguments ---------------------------------------------------------------------------------------------

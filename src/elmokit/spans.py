@@ -28,7 +28,7 @@ from elmokit.arguments import (
     check_string,
 )
 from elmokit.inference.runner import Sentence
-from elmokit.inference.views import Layers, check_layers
+from elmokit.inference.views import Layers, view_of
 from elmokit.model import ELMo
 from elmokit.network import to_device
 from elmokit.progress import OnProgress, reporting
@@ -37,8 +37,6 @@ from elmokit.text import TREEBANK, Tokenizer, as_list, as_tokens
 Span = tuple[int, int]
 How = Literal["mean", "ends", "attention"]
 Unit = Literal["tokens", "characters"]
-
-SENTENCES_AT_ONCE = 1024  # whose token vectors are in memory together
 
 
 # ---- sentences -> vectors of spans -----------------------------------------------------------------------------------
@@ -96,7 +94,8 @@ def embed_spans(
         sentences: Strings, which the model's tokenizer cuts, or token lists.
         spans: `spans[n]` are the spans of `sentences[n]`: none, one or many. They may overlap.
         how: "mean" of the tokens; "ends", the first token's vector and then the last one's, 4P wide; "attention", the
-            mean weighted by a trained `attention`.
+            mean weighted by a trained `attention`. The views "slot" and "sense" look at a span from outside, as one
+            word, and take only "mean".
         unit: "tokens" counts tokens. "characters" counts characters of the sentence, which must be a string; a token
             that a span touches belongs to it.
         attention: For `how="attention"`.
@@ -113,33 +112,27 @@ def embed_spans(
     """
     check_instance("elmo", elmo, ELMo, "a model, such as ELMo.from_pretrained()")
     pool = _pooling(how, attention, elmo.dim)
-    check_layers(layers, elmo.num_layers, caller="embed_spans")
+    view = view_of(layers, elmo.num_layers, caller="embed_spans")
+    if layers in ("slot", "sense") and pool is not None:
+        raise ValueError(f'layers="{layers}" looks at a span from outside, not at its tokens: leave out how={how!r}')
     convert_to_tensor = check_flag("convert_to_tensor", convert_to_tensor)
     batch_size = check_optional_integer("batch_size", batch_size)
     if not callable(show_progress):
         show_progress = check_flag("show_progress", show_progress)
     tokens, located = _locate(as_list(sentences), as_list(spans, "spans"), unit, elmo.tokenizer)
-    step = SENTENCES_AT_ONCE
-    if elmo.state == "carry":
-        step = max(1, len(tokens))  # batches are those of one call
-    else:  # sentences without spans are not read
+    if elmo.state != "carry":  # sentences without spans are not read
         tokens = [words if own else [] for words, own in zip(tokens, located, strict=True)]
-    results: list[Tensor] = []
-    with reporting(show_progress, "spans of sentences", len(tokens)) as progress:
-        for begin in range(0, len(tokens), step):
-            window = elmo.embed(
-                tokens[begin : begin + step],
-                layers=layers,
-                batch_size=batch_size,
-                show_progress=lambda done, _, before=begin: progress(before + done, len(tokens)),
-                convert_to_tensor=True,
-            )  # (…, T, 2P) each
-            for vectors, own in zip(window, located[begin : begin + step], strict=True):
+    results: list[Tensor] = [torch.empty(0)] * len(tokens)
+    with reporting(show_progress, "spans of sentences", len(tokens)) as progress, torch.no_grad():
+        for number, reading in elmo.readings(tokens, batch_size=batch_size, show_progress=progress):
+            own = torch.tensor(located[number], dtype=torch.long).reshape(-1, 2)
+            if pool is None:
+                pooled = view.spans(reading, *own.unbind(dim=-1)).squeeze(-3)  # (…, S, 2P)
+            else:
+                vectors = view.tokens(reading).squeeze(-3)  # (…, T, 2P)
                 vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-                places = torch.tensor(own, dtype=torch.long).reshape(-1, 2).expand(*vectors.shape[:-2], -1, -1)
-                with torch.no_grad():
-                    pooled = pool(vectors, places)  # (…, S, 2P)
-                results.append(pooled if convert_to_tensor else pooled.cpu())
+                pooled = pool(vectors, own.expand(*vectors.shape[:-2], -1, -1))  # (…, S, 2P or 4P)
+            results[number] = pooled if convert_to_tensor else pooled.cpu()
     return results if convert_to_tensor else [pooled.numpy() for pooled in results]
 
 
@@ -230,7 +223,8 @@ def _check(spans: object, length: int, unit: Unit, name: str) -> list[Span]:
     return checked
 
 
-def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """How the vectors of a span's tokens become one; None for the mean, which views know themselves."""
     check_choice("how", how, get_args(How))
     if attention is not None:
         check_instance("attention", attention, SpanAttention, "a SpanAttention")
@@ -242,7 +236,7 @@ def _pooling(how: How, attention: SpanAttention | None, dim: int) -> Callable[[T
         return attention
     if attention is not None:
         raise ValueError(f'attention= is for how="attention", not for how={how!r}')
-    return mean_of_spans if how == "mean" else ends_of_spans
+    return None if how == "mean" else ends_of_spans
 
 
 # ---- inside a user's own network -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 batches.py     sentences -> batches by length
 word_cache.py  a cache of context-free word vectors
 runner.py      sentences -> batches with every layer's vectors
-views.py       the argument `layers=`
+views.py       all layers of a sentence -> the vectors that `layers=` names
 vectors.py     arithmetic on vectors
 scores.py      log-probabilities, perplexity, substitutes
 """

@@ -83,7 +83,6 @@ class Runner:
         *,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
-        keep_boundaries: bool = False,
         use_cache: bool = True,
         ignore_state: bool = False,
     ) -> Iterator[tuple[Batch, BiLMOutput]]:
@@ -94,12 +93,11 @@ class Runner:
             sentences: Strings, which are tokenized, or token lists.
             batch_size: Largest number of sentences per batch.
             batch_tokens: Largest number of padded tokens per batch. Default: by device.
-            keep_boundaries: Keep the boundary tokens in the output.
             use_cache: Cache context-free word vectors for later calls. Do not use it while the weights are trained.
             ignore_state: Start every sentence from a zero state, also if state is carried.
 
         Yields:
-            A batch and its output, in the order of running.
+            A batch and its output with the boundary tokens, in the order of running.
 
         Raises:
             ValueError: If a size is less than 1, or an element is not a sentence.
@@ -128,7 +126,7 @@ class Runner:
             vectors, lengths = self._token_vectors(bilm, batch, key)
 
             def run(state: BiLMState | None) -> BiLMOutput:
-                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=keep_boundaries)
+                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True)
 
             return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
 

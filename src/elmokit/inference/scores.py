@@ -151,7 +151,6 @@ class Scorer:
             self.bilm,
             sentences,
             batch_tokens=batch_tokens,
-            keep_boundaries=True,
             use_cache=self.use_cache,
             ignore_state=True,
         )

@@ -1,29 +1,153 @@
-"""The argument `layers=`: which layers of a biLM a caller gets.
+"""Views: what a caller gets of all that a biLM computed for a sentence. The argument `layers=` names one.
 
-Input: "average", "top", "all" or the number of a layer.  Output: a function from all layers (L+1, ..., T, 2P) to the
-selected vectors.
+Input: a `Reading`, all layers of a batch of sentences with their boundary tokens.  Output: vectors of its tokens, or of
+phrases.
+
+A biLM layer at a word is trained to predict the words beside it. Two views look at the word from outside:
+
+    slot      [forward layer L at k - 1 ; backward layer L at k + 1]: what the context expects at word k.
+    sense     unit(slot) + unit(surroundings)
+
+where `surroundings` is the sum of the other words' vectors, averaged over the layers, weighted by how rare a word is
+(`WordWeights`) and how near. Words k to m of a phrase have the slot from k - 1 and m + 1, and the surroundings outside
+of them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Literal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final, Literal
 
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from elmokit.arguments import describe
+from elmokit.network import to_device
 
-Layers = Literal["average", "top", "all"] | int
-View = Callable[[Tensor], Tensor]
+Layers = Literal["average", "top", "all", "slot", "sense"] | int
+
+HALF_DISTANCE: Final = 4  # of surroundings: a word so far away counts half
+REACH: Final = 64  # words further away do not count, so that the work grows with the length, not with its square
+SPANS_AT_ONCE: Final = 128  # rows of a table of weights
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model computed for a batch of sentences."""
+
+    layers: Tensor
+    """(L+1, B, T+2, 2P): <S>, the tokens, </S>, and padding, in every layer."""
+    lengths: tuple[int, ...]
+    """Number of tokens of each sentence."""
+    weights: Tensor | None = None
+    """(B, T): the weight of each word, zero at padding; only "sense" needs it."""
+
+    def sentence(self, row: int) -> Reading:
+        """One sentence of the batch, without padding."""
+        length = self.lengths[row]
+        weights = None if self.weights is None else self.weights[row : row + 1, :length]
+        return Reading(self.layers[:, row : row + 1, : length + 2], (length,), weights)
+
+
+class View(ABC):
+    """A choice of `layers=`."""
+
+    needs_weights = False
+
+    def tokens(self, reading: Reading) -> Tensor:
+        """Vectors of all tokens: (B, T, 2P), or (L+1, B, T, 2P) of "all"; what follows a sentence is undefined."""
+        start = torch.arange(reading.layers.shape[2] - 2)
+        return self.spans(reading, start, start + 1).to(reading.layers.dtype)
+
+    @abstractmethod
+    def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+        """Vectors of phrases.
+
+        Args:
+            reading: A batch of sentences.
+            start: (S,) on the CPU: the first token of each phrase, the same in every sentence of the batch.
+            end: (S,) on the CPU: the token after it.
+
+        Returns:
+            (B, S, 2P), or (L+1, B, S, 2P) of "all", in float32 or wider.
+        """
+
+
+class _Chosen(View):
+    """One layer, the mean of all, or all. A phrase is the mean of its tokens."""
+
+    def __init__(self, layers: Literal["average", "all"] | int) -> None:
+        self.layers = layers
+
+    def tokens(self, reading: Reading) -> Tensor:
+        inside = reading.layers[:, :, 1:-1]
+        if self.layers == "average":
+            return inside.mean(dim=0)
+        return inside if self.layers == "all" else inside[self.layers]
+
+    def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+        vectors = self.tokens(reading)
+        place = torch.arange(vectors.shape[-2])
+        inside = (start.unsqueeze(-1) <= place) & (place < end.unsqueeze(-1))  # (S, T)
+        share = inside / (end - start).unsqueeze(-1)
+        wide = _wide(vectors)
+        return to_device(share, vectors.device).to(wide.dtype) @ wide
+
+
+class _Slot(View):
+    """What the context expects where the phrase stands, by the top layer."""
+
+    def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+        top = reading.layers[-1]  # (B, T+2, 2P)
+        width = top.shape[-1] // 2
+        # <S> is before token 0: token k has its left neighbour at k and its right one at k + 2
+        left, right = to_device(torch.stack([start, end + 1]), top.device)
+        return _wide(torch.cat([top[:, left, :width], top[:, right, width:]], dim=-1))
+
+
+class _Sense(View):
+    """The slot and the surroundings."""
+
+    needs_weights = True
+
+    def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+        slot, surroundings = _Slot().spans(reading, start, end), _surroundings(reading, start, end)
+        return normalize(slot, dim=-1) + normalize(surroundings, dim=-1)
+
+
+def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+    """(B, S, 2P): the weighted sum of the words outside of each phrase; zeros if there are none."""
+    assert reading.weights is not None
+    vectors = _wide(reading.layers[:, :, 1:-1].mean(dim=0))  # (B, T, 2P)
+    weighted = vectors * reading.weights.unsqueeze(-1).to(vectors.dtype)
+    num_tokens = weighted.shape[1]
+    blocks = []
+    for begin in range(0, len(start), SPANS_AT_ONCE):
+        first, behind = start[begin : begin + SPANS_AT_ONCE], end[begin : begin + SPANS_AT_ONCE]
+        low, high = max(0, int(first.min()) - REACH), min(num_tokens, int(behind.max()) + REACH)
+        place = torch.arange(low, high)
+        # 1 for the words beside the phrase; 0 or less inside of it
+        distance = torch.maximum(first.unsqueeze(-1) - place, place - behind.unsqueeze(-1) + 1)  # (S, W)
+        counts = (distance > 0) & (distance <= REACH)
+        nearness = torch.where(counts, 1 / (1 + distance.clamp(min=0).to(weighted.dtype) / HALF_DISTANCE), 0.0)
+        blocks.append(to_device(nearness, weighted.device) @ weighted[:, low:high])
+    return torch.cat(blocks, dim=1) if blocks else weighted[:, :0]
+
+
+def _wide(vectors: Tensor) -> Tensor:
+    """Vectors in float32 or wider: half precision is not enough for sums."""
+    return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
 
 def check_layers(layers: object, num_layers: int, *, single: bool = False, caller: str = "") -> Layers:
     """Check `layers=`.
 
     Args:
-        layers: "average", "top", "all", or the number of a layer: 0 is the context-free layer, -1 the top one. NumPy
-            integers are accepted.
+        layers: "average", "top", "all", "slot", "sense", or the number of a layer: 0 is the context-free layer, -1 the
+            top one. NumPy integers are accepted.
         num_layers: Number of layers of the model, layer 0 included.
         single: Refuse "all", for callers that need one vector per token.
         caller: Name of the caller, for messages.
@@ -34,7 +158,7 @@ def check_layers(layers: object, num_layers: int, *, single: bool = False, calle
     Raises:
         ValueError: If the model has no such layers.
     """
-    names = ("average", "top") if single else ("average", "top", "all")
+    names = ("average", "top", "slot", "sense") if single else ("average", "top", "all", "slot", "sense")
     if isinstance(layers, str):
         if layers in names:
             return layers  # type: ignore[return-value]
@@ -54,22 +178,20 @@ def check_layers(layers: object, num_layers: int, *, single: bool = False, calle
 
 
 def view_of(layers: object, num_layers: int, *, single: bool = False, caller: str = "") -> View:
-    """The function that picks `layers` from all layers (L+1, ..., T, 2P).
+    """The view that `layers` names.
 
     Args:
         layers: As for `check_layers`.
         num_layers: Number of layers of the model, layer 0 included.
         single: Refuse "all".
         caller: Name of the caller, for messages.
-
-    Returns:
-        A function that gives (..., T, 2P), or with "all" its argument.
     """
-    checked = check_layers(layers, num_layers, single=single, caller=caller)
-    if checked == "average":
-        return lambda stacked: stacked.mean(dim=0)
-    if checked == "all":
-        return lambda stacked: stacked
-    number = num_layers - 1 if checked == "top" else checked
-    assert isinstance(number, int)
-    return lambda stacked: stacked[number]
+    match check_layers(layers, num_layers, single=single, caller=caller):
+        case "slot":
+            return _Slot()
+        case "sense":
+            return _Sense()
+        case "top":
+            return _Chosen(num_layers - 1)
+        case chosen:
+            return _Chosen(chosen)

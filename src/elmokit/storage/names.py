@@ -27,6 +27,7 @@ from elmokit.storage.layouts import (
     SoftmaxUrls,
     find_layout,
 )
+from elmokit.text import Vocabulary
 
 DEFAULT = "en"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -153,6 +154,14 @@ def resolve(name: str | os.PathLike[str] | None, *, progress: Progress | None = 
         f"no model {text!r}: pass the path of a model folder, a name ({_known_names()}) or a Hugging Face id "
         "'user/model'; URLs of an official pair go to ELMo.from_files(options, weights)"
     )
+
+
+def english_vocabulary() -> Vocabulary:
+    """The words of the English model in the package, in order of falling frequency."""
+    embedded = _embedded_models().get("en")
+    if embedded is None:
+        raise ValueError("this installation of elmokit has no English model, and so no frequencies of English words")
+    return Vocabulary.load(embedded / VOCABULARY_FILE)
 
 
 def _embedded_models() -> dict[str, Path]:

@@ -7,7 +7,8 @@
     vocabulary.py  the words that a language model predicts
     lexicon.py     words -> ids of a model's own characters and words
     ids.py         words -> the ids that a biLM reads: one protocol, three implementations
-    marked.py      a sentence with one word in [brackets]
+    marked.py      where a word is in a sentence
+    weights.py     words -> how much each tells about its context
 
 No file here imports torch at its top, so that the processes that prepare text start fast.
 """
@@ -28,11 +29,12 @@ from elmokit.text.characters import (
 )
 from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
 from elmokit.text.lexicon import Lexicon
-from elmokit.text.marked import MarkedWord, marked_word
+from elmokit.text.marked import MarkedWord, find_phrase, marked_word
 from elmokit.text.sentences import as_list, as_tokens, check_sentences, check_tokens
 from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
 from elmokit.text.tokens import tokenize
 from elmokit.text.vocabulary import Vocabulary
+from elmokit.text.weights import WordWeights
 
 __all__ = [
     "BOS",
@@ -53,11 +55,13 @@ __all__ = [
     "TokenizerName",
     "Vocabulary",
     "WordIds",
+    "WordWeights",
     "as_list",
     "as_tokens",
     "batch_to_ids",
     "check_sentences",
     "check_tokens",
+    "find_phrase",
     "make_word_ids",
     "marked_word",
     "tokenize",

@@ -1,10 +1,12 @@
-"""A sentence in which one word is marked with brackets: "He sat on the [bank] ."
+"""Where a word is in a sentence: marked with brackets, "He sat on the [bank] .", or found by its text.
 
-Input: the sentence as a string.  Output: its tokens without the brackets, and the position of the marked word.
+Input: the sentence as a string with brackets, or its tokens and a word.  Output: the position of the word among the
+tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from elmokit.text.tokenizer import TREEBANK, Tokenizer
@@ -43,3 +45,31 @@ def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: 
         raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
     left = tokenizer(before)
     return MarkedWord([*left, word.strip(), *tokenizer(after)], len(left))
+
+
+def find_phrase(phrase: str, tokens: Sequence[str], tokenizer: Tokenizer = TREEBANK) -> tuple[int, int]:
+    """Find the first occurrence of a word or a phrase; if there is none, the first in upper or lower case.
+
+    Args:
+        phrase: A word, which may be several tokens ("can't"), or several words ("New York").
+        tokens: The tokens of a sentence.
+        tokenizer: Splits the phrase.
+
+    Returns:
+        (start, end): the phrase is `tokens[start:end]`.
+
+    Raises:
+        ValueError: If the phrase is not in the sentence, or has no token.
+
+    >>> find_phrase("New York", ["She", "left", "new", "York", "."])
+    (2, 4)
+    """
+    parts = tokenizer(phrase)
+    for normalize in (str, str.casefold):
+        sentence = [normalize(token) for token in tokens]
+        for wanted in ([phrase], parts):  # a list of tokens may have the phrase as one token
+            wanted = [normalize(part) for part in wanted]
+            for start in range(len(sentence) - len(wanted) + 1) if wanted else ():
+                if sentence[start : start + len(wanted)] == wanted:
+                    return start, start + len(wanted)
+    raise ValueError(f"the word {phrase!r} is not in the sentence; its tokens are {list(tokens)}")
