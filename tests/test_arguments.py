@@ -96,6 +96,7 @@ for kind in ("choice", "flag", "string", "path", "words", "model"):
 WRONG["some paths"] = [*WRONG["paths"], [], ()]
 WRONG["flags"] = [*WRONG["flag"], 1, 0]
 WRONG["some paths or None"] = [value for value in WRONG["some paths"] if value is not None]
+WRONG["view or None"] = [value for value in WRONG["layers"] if value is not None]
 WRONG["layers or None"] = [value for value in WRONG["layers"] if value is not None] + ["top", "average", "all"]
 SENTENCES = {"sentences": "sentences", "sentences ": "items"}
 
@@ -175,7 +176,10 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             **SENTENCES, "layers": "layers", "normalize": "flag", **RUNNING,
         }),
         "ELMo.similarity": Call(model.similarity, {"first": "the bank", "second": "bank ."}, {
-            "first": "sentence", "second": "sentence", "word": "string or None", "layers": "layers",
+            "first": "sentence", "second": "sentence", "word": "string or None", "layers": "view or None",
+        }),
+        "ELMo.readings": Call(lambda **given: list(model.readings(**given)), {"sentences": GOOD}, {
+            **SENTENCES, "batch_size": OPTIONAL, "show_progress": "flag",
         }),
         "ELMo.log_probs": Call(model.log_probs, {"sentences": GOOD}, SENTENCES),
         "ELMo.perplexity": Call(model.perplexity, {"sentences": GOOD}, SENTENCES),

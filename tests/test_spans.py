@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit import ELMo, batch_to_ids, embed_spans, spans, tokenize
+from elmokit import ELMo, batch_to_ids, embed_spans, tokenize
 from elmokit.spans import SpanAttention, ends_of_spans, mean_of_spans, pad_spans, to_token_spans
 
 SENTENCES = ["The New York bank lent money .", "He sat .", "", "Ada Lovelace and Maria Schmidt met in Lima ."]
@@ -42,8 +42,7 @@ def by_hand(vectors, span, how, attention):
 
 @pytest.mark.parametrize("layers", ["average", "top", 0, "all"])
 @pytest.mark.parametrize("how", ["mean", "ends", "attention"])
-def test_a_span_has_the_vector_that_its_tokens_give_by_hand(model, attention, how, layers, monkeypatch):
-    monkeypatch.setattr(spans, "SENTENCES_AT_ONCE", 3)
+def test_a_span_has_the_vector_that_its_tokens_give_by_hand(model, attention, how, layers):
     given_attention = attention if how == "attention" else None
     found = embed_spans(model, SENTENCES, SPANS, how=how, layers=layers, attention=given_attention)
     width = 32 if how == "ends" else 16
@@ -71,8 +70,8 @@ def test_token_lists_tensors_batches_and_half_precision_give_the_same(model, tin
 
 
 def test_sentences_without_spans_are_not_read(model, monkeypatch):
-    seen, real = [], ELMo.embed
-    monkeypatch.setattr(ELMo, "embed", lambda self, given, **rest: seen.extend(given) or real(self, given, **rest))
+    seen, real = [], ELMo.readings
+    monkeypatch.setattr(ELMo, "readings", lambda self, given, **rest: seen.extend(given) or real(self, given, **rest))
     embed_spans(model, SENTENCES, SPANS)
     assert sorted(map(len, seen)) == [0, 0, 7, 9]
 

@@ -36,7 +36,7 @@ class WordWeights:
 
     def __init__(self, words: Iterable[str] | Mapping[str, float]) -> None:
         if isinstance(words, Mapping):
-            names = check_tokens(words, "words", "words with their counts")
+            names = check_tokens(list(words), "words", "words with their counts")
             counts = np.array([check_number(f"words[{name!r}]", words[name], least=0) for name in names])
             probabilities = counts / max(float(counts.sum()), 1.0)
             rarest = float(probabilities.min(initial=1.0))
