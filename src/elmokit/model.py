@@ -37,7 +37,9 @@ from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
-from elmokit.inference.views import Layers, Reading, view_of
+from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
+from elmokit.inference.vectors import Floats
+from elmokit.inference.views import Layers, Reading, View, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
 from elmokit.network.int8 import quantized
 from elmokit.progress import OnProgress, reporting
@@ -64,6 +66,8 @@ from elmokit.text import (
 )
 
 Array = npt.NDArray[np.float32]
+
+LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense: not "the" and "of"
 
 
 @dataclass(frozen=True)
@@ -616,12 +620,8 @@ class ELMo(nn.Module):
         else:
             check_string("word", word)
             tokens = as_tokens([first, second], self.tokenizer)
-            places = [find_phrase(word, sentence, self.tokenizer) for sentence in tokens]
-            vectors: list[Array] = [np.empty(0, np.float32)] * 2
-            for position, reading in self.readings(tokens):
-                start, end = (torch.tensor([place]) for place in places[position])
-                vectors[position] = view.spans(reading, start, end)[0, 0].cpu().numpy()
-            a, b = vectors
+            uses = [Occurrence(own, *find_phrase(word, own, self.tokenizer), n) for n, own in enumerate(tokens)]
+            a, b = self._view_occurrences(view, uses)
         return float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
 
     def readings(
@@ -678,6 +678,85 @@ class ELMo(nn.Module):
             raise ValueError("sentence has no tokens: there is no word to replace")
         position = check_integer("position", position, least=0, most=len(tokens) - 1)
         return self._scorer().substitutes(tokens, position, k)
+
+    def senses(
+        self,
+        word: str,
+        sentences: Sequence[Sentence],
+        *,
+        num_senses: int | None = None,
+        batch_size: int | None = None,
+        show_progress: bool | OnProgress = False,
+    ) -> WordSenses:
+        """Every occurrence of a word in sentences, grouped into senses.
+
+        Args:
+            word: A word or a phrase, in upper or lower case.
+            sentences: Strings, which the model's tokenizer cuts, or token lists. Only those with the word are run.
+            num_senses: Number of senses; None finds it from the data.
+            batch_size: As for `embed`.
+            show_progress: As for `embed`.
+
+        Returns:
+            The senses, the most frequent first, each with its share, its typical sentences and words that fit in its
+            place.
+        """
+        check_string("word", word)
+        num_senses = check_optional_integer("num_senses", num_senses)
+        batch_size, show_progress = _check_running(batch_size, show_progress)
+        if not self.tokenizer(word):
+            raise ValueError(f"word is {word!r}: pass a word or a phrase")
+        occurrences = list(find_occurrences(word, as_tokens(as_list(sentences), self.tokenizer), self.tokenizer))
+        view = view_of("sense", self.num_layers)
+        vectors = self._view_occurrences(view, occurrences, batch_size=batch_size, show_progress=show_progress)
+        return self.group_senses(word, occurrences, vectors, num_senses=num_senses)
+
+    def group_senses(
+        self, word: str, occurrences: list[Occurrence], vectors: Floats, *, num_senses: int | None = None
+    ) -> WordSenses:
+        """Group occurrences of a word whose vectors are known, as `senses` does.
+
+        Args:
+            word: The word.
+            occurrences: Its N occurrences.
+            vectors: (N, 2P): their vectors, as from `layers="sense"`.
+            num_senses: Number of senses; None finds it from the data.
+        """
+        label = None if self.output_layer is None or self.vocabulary is None else self._label_senses
+        return group_senses(word, occurrences, vectors, num_senses=num_senses, label=label)
+
+    def _label_senses(self, senses: list[list[Occurrence]]) -> list[list[str]]:
+        """Words that fit in the place of the occurrences of each sense."""
+        scorer, slot = self._scorer(), view_of("slot", self.num_layers)
+        left_out = {word.casefold() for own in senses for one in own for word in one.tokens[one.start : one.end]}
+        fit = []
+        for own in senses:
+            slots = torch.from_numpy(self._view_occurrences(slot, own)).to(next(self.bilm.parameters()))
+            fit.append(scorer.log_fit(slots).exp().mean(dim=0).cpu().numpy())  # (V,)
+        words = scorer.vocabulary.words
+        is_label = self.word_weights(words) > LEAST_LABEL_WEIGHT
+        return distinct_words(np.stack(fit) * is_label, words, left_out)
+
+    def _view_occurrences(
+        self,
+        view: View,
+        occurrences: Sequence[Occurrence],
+        *,
+        batch_size: int | None = None,
+        show_progress: bool | OnProgress = False,
+    ) -> Array:
+        """(N, 2P): a vector of each occurrence. Sentences with several of them are run once."""
+        by_sentence: dict[int, list[int]] = {}
+        for number, one in enumerate(occurrences):
+            by_sentence.setdefault(one.sentence, []).append(number)
+        groups = list(by_sentence.values())
+        sentences = [occurrences[own[0]].tokens for own in groups]
+        vectors = np.zeros((len(occurrences), self.dim), np.float32)
+        for position, reading in self.readings(sentences, batch_size=batch_size, show_progress=show_progress):
+            own = groups[position]
+            start, end = torch.tensor([(occurrences[place].start, occurrences[place].end) for place in own]).unbind(1)
+            vectors[own] = view.spans(reading, start, end)[0].cpu().numpy()
+        return vectors
 
     @property
     def is_language_model(self) -> bool:

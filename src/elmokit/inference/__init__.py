@@ -6,4 +6,6 @@ runner.py      sentences -> batches with every layer's vectors
 views.py       all layers of a sentence -> the vectors that `layers=` names
 vectors.py     arithmetic on vectors
 scores.py      log-probabilities, perplexity, substitutes
+grouping.py    vectors -> groups
+senses.py      occurrences of a word -> its senses
 """

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence
+from elmokit.inference.views import Reading, view_of
 from elmokit.network import BiLM, OutputLayer
 from elmokit.text import Vocabulary
 
@@ -127,23 +128,34 @@ class Scorer:
             raise ValueError(f"position is {position}, the sentence has tokens 0 to {len(tokens) - 1}")
         if k < 1:
             raise ValueError(f"k is {k}: ask for at least one word")
-        vocabulary, width = self.vocabulary, self.bilm.config.projection_dim
         ((_, top),) = self._top_layers([list(tokens)], None)  # (1, T+2, 2P)
-        # <S> is before token 0, so token k has its left neighbour at k and its right one at k + 2
-        sides = torch.stack([top[0, position, :width], top[0, position + 2, width:]])  # (2, P)
-        with torch.no_grad():
-            scores = self.output_layer.logits(sides).double().log_softmax(dim=-1).sum(dim=0)  # (V,)
-        ranks = torch.arange(len(scores), dtype=torch.float64, device=scores.device)
-        scores -= torch.log(torch.log1p(1 / (ranks + 1)))
-        scores[[vocabulary.bos_id, vocabulary.eos_id, vocabulary.unk_id]] = -math.inf
-        scores = scores.log_softmax(dim=-1)
-        own = vocabulary.id(tokens[position])
-        if not keep_word and own != vocabulary.unk_id:
+        slot = view_of("slot", self.bilm.config.num_layers + 1).tokens(Reading(top[None], (len(tokens),)))[0, position]
+        scores = self.log_fit(slot[None])[0]  # (V,)
+        own = self.vocabulary.id(tokens[position])
+        if not keep_word and own != self.vocabulary.unk_id:
             scores[own] = -math.inf
         num_fitting = int(torch.isfinite(scores).sum())
         best = scores.topk(min(k, num_fitting))
         words = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [Substitute(vocabulary.words[word], log_prob) for word, log_prob in words]
+        return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
+
+    @torch.no_grad()
+    def log_fit(self, slots: Tensor) -> Tensor:
+        """Log-probabilities of every word in given slots, as `substitutes` defines them.
+
+        Args:
+            slots: (N, 2P), the view "slot".
+
+        Returns:
+            (N, V), float64; minus infinity for the special words.
+        """
+        vocabulary = self.vocabulary
+        sides = torch.stack(slots.chunk(2, dim=-1), dim=1)  # (N, 2, P)
+        scores = self.output_layer.logits(sides).double().log_softmax(dim=-1).sum(dim=1)  # (N, V)
+        ranks = torch.arange(scores.shape[-1], dtype=torch.float64, device=scores.device)
+        scores -= torch.log(torch.log1p(1 / (ranks + 1)))
+        scores[:, [vocabulary.bos_id, vocabulary.eos_id, vocabulary.unk_id]] = -math.inf
+        return scores.log_softmax(dim=-1)
 
     def _top_layers(self, sentences: Sequence[Sentence], batch_tokens: int | None) -> Iterator[tuple[Batch, Tensor]]:
         """Batches and their top layers (B, T+2, 2P), with boundaries."""

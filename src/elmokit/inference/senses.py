@@ -1,0 +1,184 @@
+"""The senses of a word in a corpus: its occurrences in groups, each with its typical sentences and a label.
+
+Input: occurrences of a word and their vectors.  Output: `WordSenses`, the most frequent sense first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.arguments import check_path
+from elmokit.extras import require
+from elmokit.files import replacing
+from elmokit.inference.grouping import group
+from elmokit.inference.vectors import Floats, unit
+from elmokit.text import Tokenizer
+
+NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
+NUM_SUBSTITUTES: Final = 5
+MOST_SEEN: Final = 200  # words among which labels are chosen
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word, or a phrase, in a sentence: `tokens[start:end]`."""
+
+    tokens: list[str]
+    start: int
+    end: int
+    sentence: int
+    """Index of the sentence in the corpus."""
+
+    def __str__(self) -> str:
+        parts = [*self.tokens[: self.start], f"[{' '.join(self.tokens[self.start : self.end])}]"]
+        return " ".join([*parts, *self.tokens[self.end :]])
+
+
+@dataclass(frozen=True)
+class Sense:
+    """One sense of a word."""
+
+    share: float
+    """Fraction of the occurrences."""
+    occurrences: list[Occurrence]
+    """The most typical first, which is nearest to the centre."""
+    substitutes: list[str]
+    """Words that fit in its place, and in the place of the other senses less; empty without a language model."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordSenses:
+    """The senses of a word."""
+
+    word: str
+    senses: list[Sense]
+    """The most frequent first."""
+    occurrences: list[Occurrence]
+    """All occurrences, in the order of the corpus."""
+    labels: npt.NDArray[np.int64]
+    """(N,): the index in `senses` of each occurrence."""
+    vectors: Array
+    """(N, 2P): their vectors, of length one."""
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the occurrences in the plane of their first two principal components, one color for each sense.
+
+        Args:
+            path: An .svg, .png or .pdf file.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+            ValueError: If there are no occurrences, or the file has another suffix.
+        """
+        target = Path(check_path("path", path))
+        if target.suffix.lower() not in (".svg", ".png", ".pdf"):
+            raise ValueError(f"{target}: a picture is an .svg, .png or .pdf file: give the path such a suffix")
+        if not self.occurrences:
+            raise ValueError(f"{self.word!r} does not occur: there is nothing to draw")
+        matplotlib = require("matplotlib", extra="plot")
+        matplotlib.use("agg")
+        pyplot = require("matplotlib.pyplot", extra="plot")
+        centred = self.vectors.astype(np.float64) - self.vectors.mean(axis=0, dtype=np.float64)
+        _, _, axes = np.linalg.svd(centred, full_matrices=False)
+        places = centred @ axes[:2].T  # (N, 2), or (N, 1) of one occurrence
+        places = np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
+        with matplotlib.rc_context({"svg.hashsalt": "elmokit"}):
+            figure, axis = pyplot.subplots(figsize=(7, 6))
+            try:
+                for number, sense in enumerate(self.senses):
+                    own = places[self.labels == number]
+                    label = f"{100 * sense.share:.0f}%  {', '.join(sense.substitutes)}".strip()
+                    axis.scatter(*own.T, s=24, alpha=0.6, color=f"C{number % 10}", label=label, linewidths=0)
+                axis.set(title=f"“{self.word}”, {len(self.occurrences)} occurrences", xticks=[], yticks=[])
+                figure.legend(loc="outside lower center", frameon=False)
+                figure.set_layout_engine("constrained")
+                with replacing(target) as temporary:
+                    kind = target.suffix.lower().removeprefix(".")
+                    metadata = {"Date": None} if kind == "svg" else None
+                    figure.savefig(temporary, format=kind, metadata=metadata, dpi=150)
+            finally:
+                pyplot.close(figure)
+
+
+def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Tokenizer) -> Iterator[Occurrence]:
+    """Every occurrence of a word or a phrase, in upper or lower case.
+
+    Args:
+        word: A word, or a phrase, which the tokenizer cuts.
+        sentences: Token lists.
+        tokenizer: That of the model.
+    """
+    wanted = [part.casefold() for part in tokenizer(word)]
+    whole = word.casefold()
+    for number, tokens in enumerate(sentences):
+        lowered = [token.casefold() for token in tokens]
+        if wanted[0] not in lowered and whole not in lowered:
+            continue
+        start = 0
+        while start < len(tokens):
+            size = 1 if lowered[start] == whole else len(wanted)  # a token list may have the phrase as one token
+            if lowered[start] == whole or lowered[start : start + size] == wanted:
+                yield Occurrence(tokens, start, start + size, number)
+                start += size
+            else:
+                start += 1
+
+
+def group_senses(
+    word: str,
+    occurrences: list[Occurrence],
+    vectors: Floats,
+    *,
+    num_senses: int | None = None,
+    label: Callable[[list[list[Occurrence]]], list[list[str]]] | None = None,
+) -> WordSenses:
+    """Group the occurrences of a word into senses.
+
+    Args:
+        word: The word.
+        occurrences: Its occurrences.
+        vectors: (N, 2P): their vectors.
+        num_senses: Number of senses; None finds it from the data.
+        label: Gives words for each list of typical occurrences; None: no labels.
+    """
+    vectors = np.asarray(unit(vectors), np.float32)
+    if not occurrences:
+        return WordSenses(word, [], [], np.zeros(0, np.int64), vectors)
+    groups = group(vectors, num_senses)
+    members: list[list[Occurrence]] = []
+    for number, centre in enumerate(groups.centres):
+        own = np.flatnonzero(groups.labels == number)
+        nearest = own[np.argsort(-(vectors[own] @ centre), kind="stable")]
+        members.append([occurrences[place] for place in nearest])
+    substitutes = [[] for _ in members] if label is None else label([own[:NUM_LABELLING] for own in members])
+    senses = [Sense(len(own) / len(occurrences), own, words) for own, words in zip(members, substitutes, strict=True)]
+    return WordSenses(word, senses, occurrences, groups.labels, vectors)
+
+
+def distinct_words(fit: Floats, words: Sequence[str], left_out: set[str]) -> list[list[str]]:
+    """Words that fit one sense more than the others.
+
+    Args:
+        fit: (senses, V): probability of each word in each sense; words of zeros are not labels.
+        words: The V words.
+        left_out: Lowercase words that are not labels.
+
+    Returns:
+        For each sense its best words by p / (sum of p over the senses) * p.
+    """
+    scores = fit * fit / np.maximum(fit.sum(axis=0), 1e-300)
+    results = []
+    for row in scores:
+        best = (words[place] for place in np.argsort(-row, kind="stable")[:MOST_SEEN] if row[place] > 0)
+        fitting = (word for word in best if word.isalpha() and word.casefold() not in left_out)
+        results.append(list(islice(fitting, NUM_SUBSTITUTES)))
+    return results
