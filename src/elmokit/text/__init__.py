@@ -29,7 +29,7 @@ from elmokit.text.characters import (
 )
 from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
 from elmokit.text.lexicon import Lexicon
-from elmokit.text.marked import MarkedWord, find_phrase, marked_word
+from elmokit.text.marked import MarkedPhrase, MarkedWord, find_phrase, marked_phrase, marked_word
 from elmokit.text.sentences import as_list, as_tokens, check_sentences, check_tokens
 from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
 from elmokit.text.tokens import tokenize
@@ -49,6 +49,7 @@ __all__ = [
     "TREEBANK",
     "UNK_TOKEN",
     "Lexicon",
+    "MarkedPhrase",
     "MarkedWord",
     "Token",
     "Tokenizer",
@@ -63,6 +64,7 @@ __all__ = [
     "check_tokens",
     "find_phrase",
     "make_word_ids",
+    "marked_phrase",
     "marked_word",
     "tokenize",
     "word_ids_of_sizes",

@@ -1,7 +1,7 @@
 """Where a word is in a sentence: marked with brackets, "He sat on the [bank] .", or found by its text.
 
-Input: the sentence as a string with brackets, or its tokens and a word.  Output: the position of the word among the
-tokens.
+Input: the sentence as a string with brackets, or its tokens and a word.  Output: the position of the word, or of a
+phrase, among the tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ class MarkedWord(NamedTuple):
 
     tokens: list[str]
     position: int
+
+
+class MarkedPhrase(NamedTuple):
+    """A phrase in its sentence: `tokens[start:end]`."""
+
+    tokens: list[str]
+    start: int
+    end: int
 
 
 def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: bool = False) -> MarkedWord:
@@ -36,6 +44,44 @@ def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: 
     >>> marked_word("He sat on the [bank].")
     MarkedWord(tokens=['He', 'sat', 'on', 'the', 'bank', '.'], position=4)
     """
+    before, word, after = _split(sentence, allow_blank=allow_blank)
+    left = tokenizer(before)
+    return MarkedWord([*left, word.strip(), *tokenizer(after)], len(left))
+
+
+def marked_phrase(sentence: str, tokenizer: Tokenizer = TREEBANK) -> MarkedPhrase:
+    """Find the word or the phrase in brackets.
+
+    The sentence is tokenized as it is without the brackets. If the brackets are inside a token, the tokenizer splits
+    the text before, in and after them.
+
+    Args:
+        sentence: A string with one pair of brackets around a word or several.
+        tokenizer: Splits the sentence.
+
+    Returns:
+        The tokens of the sentence, and which of them are in the brackets.
+
+    Raises:
+        ValueError: If there is not exactly one pair of brackets, or it is empty.
+
+    >>> marked_phrase("He left [New York].")
+    MarkedPhrase(tokens=['He', 'left', 'New', 'York', '.'], start=2, end=4)
+    """
+    before, phrase, after = _split(sentence)
+    begin = len(before) + len(phrase) - len(phrase.lstrip())
+    found = tokenizer.with_offsets(before + phrase + after)
+    starts = [token.start for token in found]
+    ends = [token.end for token in found]
+    if begin in starts and begin + len(phrase.strip()) in ends:
+        tokens = [token.text for token in found]
+        return MarkedPhrase(tokens, starts.index(begin), ends.index(begin + len(phrase.strip())) + 1)
+    left, inside = tokenizer(before), tokenizer(phrase)
+    return MarkedPhrase([*left, *inside, *tokenizer(after)], len(left), len(left) + len(inside))
+
+
+def _split(sentence: str, *, allow_blank: bool = False) -> tuple[str, str, str]:
+    """The text before, in and after the brackets."""
     if not isinstance(sentence, str):
         raise ValueError(f"expected a sentence such as 'He sat on the [bank] .', not {sentence!r}")
     before, opening, rest = sentence.partition("[")
@@ -43,8 +89,7 @@ def marked_word(sentence: str, tokenizer: Tokenizer = TREEBANK, *, allow_blank: 
     is_one_pair = opening and closing and not any(bracket in before + word + after for bracket in "[]")
     if not is_one_pair or not (allow_blank or word.strip()):
         raise ValueError(f"mark one word with brackets, as in 'He sat on the [bank] .', not {sentence!r}")
-    left = tokenizer(before)
-    return MarkedWord([*left, word.strip(), *tokenizer(after)], len(left))
+    return before, word, after
 
 
 def find_phrase(phrase: str, tokens: Sequence[str], tokenizer: Tokenizer = TREEBANK) -> tuple[int, int]:
