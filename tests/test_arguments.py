@@ -44,7 +44,7 @@ from elmokit.spans import SpanAttention, mean_of_spans, pad_spans, to_token_span
 from elmokit.tasks import TaskConfig, load_task
 from elmokit.tasks import train as train_task
 from elmokit.tasks.compare import summarize
-from elmokit.text import Tokenizer, marked_word, words_to_ids
+from elmokit.text import Tokenizer, marked_phrase, marked_word, words_to_ids
 from elmokit.vector_files import VectorFile, write_vectors
 
 NAN = float("nan")
@@ -245,6 +245,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "finetune": Call(finetune, {"model": missing, "train": missing, "out": missing / "run"}, {
             **TRAINING, "model": "path or None", "recipe": "path",
         }),
+        "marked_phrase": Call(marked_phrase, {"sentence": "the [bank]"}, {"sentence": "string"}),
         "marked_word": Call(marked_word, {"sentence": "the [bank]"}, {"sentence": "string"}),
         "VectorFile": Call(VectorFile, {"path": missing, "format": "npz"}, {
             "path": "path", "format": "choice", "dtype": "choice", "gzip": "flag", "tokenized": "flag",
@@ -270,6 +271,9 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             }),
             "WordIndex.neighbours": Call(index.neighbours, {"model": model, "sentence": "the [bank] ."}, {
                 "model": "model", "sentence": "string", "k": "integer",
+            }),
+            "WordIndex.occurrences": Call(index.occurrences, {"word": "bank"}, {
+                "word": "string", "limit": OPTIONAL, "ignore_case": "flag",
             }),
             "WordIndex.search": Call(index.search, {"vectors": np.zeros((1, 8))}, {
                 "vectors": "vectors", "k": "integer", "exact": "flag",

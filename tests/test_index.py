@@ -16,12 +16,13 @@ from elmokit import BiLM, BiLMConfig, ELMo, files
 from elmokit.cli.index import index as index_verb
 from elmokit.cli.index import neighbours as neighbours_verb
 from elmokit.index import Added, Neighbour, WordIndex, batches, store
-from elmokit.text import tokenize
+from elmokit.spans import embed_spans
+from elmokit.text import Tokenizer, WordWeights, tokenize
 
 pytest.importorskip("usearch", reason="the extra elmokit[index] is not installed")
 
 CONFIG = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8, num_layers=2)
-DATA_FILES = ["sentences.jsonl", "rows.bin", "vectors.bin"]
+DATA_FILES = ["sentences.jsonl", "rows.bin", "vectors.bin", "words.bin"]
 
 
 def random_model(seed=0, **settings):
@@ -43,7 +44,7 @@ def random_sentences(count, seed=0):
     return [[words[word] for word in rng.integers(len(words), size=rng.integers(0, 12))] for _ in range(count)]
 
 
-def vectors_of(model, sentences, layers="average"):
+def vectors_of(model, sentences, layers="sense"):
     """(words, 2P), length one: the oracle's own computation."""
     vectors = np.concatenate(model.embed(sentences, layers=layers)).astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -56,6 +57,15 @@ def with_graph(monkeypatch):
     monkeypatch.setattr(store, "ROWS_OUTSIDE_GRAPH", 50)
 
 
+def as_version_0_1(folder):
+    """Make of an index what version 0.1 wrote: no hashes of words, and nothing about word weights."""
+    (folder / "words.bin").unlink(missing_ok=True)
+    for name, key in (("contents.json", "hashed_rows"), ("index.json", "word_weights")):
+        record = json.loads((folder / name).read_text())
+        del record[key]
+        (folder / name).write_text(json.dumps(record))
+
+
 def content(folder):
     return {name: (folder / name).read_bytes() for name in DATA_FILES}
 
@@ -63,7 +73,7 @@ def content(folder):
 # ---- what it finds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", ["average", "top", 0, 1])
+@pytest.mark.parametrize("layer", ["average", "top", "slot", "sense", 0, 1])
 def test_exact_search_finds_what_numpy_finds(model, tmp_path, layer):
     sentences = random_sentences(100)
     store = WordIndex.create(tmp_path / "store", model, layer=layer)
@@ -75,6 +85,15 @@ def test_exact_search_finds_what_numpy_finds(model, tmp_path, layer):
     hits = store.search(queries, 7)
     assert np.allclose(hits.cosines, -np.sort(-cosines, axis=1)[:, :7], atol=1e-3)  # of float16
     assert np.allclose(np.take_along_axis(cosines, hits.rows, axis=1), hits.cosines, atol=1e-3)
+
+
+def test_the_view_is_sense_unless_another_one_is_asked_for(model, tmp_path):
+    created = WordIndex.create(tmp_path / "store", model)
+    created.add(model, random_sentences(30))
+    assert created.settings.layer == "sense"
+    assert np.allclose(created._files.vectors, vectors_of(model, random_sentences(30), "sense"), atol=1e-3)
+    created.add(model, [["Hello"]])  # without surroundings
+    assert np.allclose(created._files.vectors[-1], vectors_of(model, [["Hello"]], "slot")[0], atol=1e-3)
 
 
 def test_the_graph_finds_nearly_all_that_exact_search_finds(model, tmp_path, with_graph):
@@ -154,6 +173,31 @@ def test_neighbours_are_one_word_of_each_sentence_and_not_the_query(model, tmp_p
         assert neighbour == Neighbour(words, place, words[place], pytest.approx(cosine, abs=1e-3), wanted.pop(0))
 
 
+@pytest.mark.parametrize("layer", ["sense", "average"])
+@pytest.mark.parametrize(
+    ("query", "tokens", "span"),
+    [
+        ("He left [New York] .", ["He", "left", "New", "York", "."], (2, 4)),
+        ("He [can't] pay.", ["He", "ca", "n't", "pay", "."], (1, 3)),
+        ("Mr. [Roe] of the U.S. army", ["Mr.", "Roe", "of", "the", "U.S.", "army"], (1, 2)),
+        ("the [U.S.] army", ["the", "U.S.", "army"], (1, 2)),
+    ],
+)
+def test_a_marked_phrase_is_seen_as_one_word_and_its_own_sentence_is_left_out(
+    model, tmp_path, layer, query, tokens, span
+):
+    sentences = [tokens, *random_sentences(80)]
+    store = WordIndex.create(tmp_path / "store", model, layer=layer)
+    store.add(model, sentences)
+    ((vector,),) = embed_spans(model, [tokens], [[span]], layers=layer)
+    cosines = [
+        (vectors_of(model, [words], layer) @ vector).max() / np.linalg.norm(vector) for words in sentences[1:] if words
+    ]
+    found = store.neighbours(model, query, k=5)
+    assert tokens not in [neighbour.tokens for neighbour in found]
+    assert [neighbour.cosine for neighbour in found] == pytest.approx(sorted(cosines, reverse=True)[:5], abs=1e-3)
+
+
 def test_strings_are_tokenized_and_odd_tokens_come_back_as_they_went_in(model, tmp_path):
     odd = ["two words", "", "naïve", "漢字", "\ud800", "line\nfeed", '"']
     store = WordIndex.create(tmp_path / "store", model)
@@ -189,6 +233,150 @@ def test_the_progress_counts_sentences(model, tmp_path, with_graph):
     assert seen[-1] == (100, 100)
     store.add(model, iter(sentences[:3]), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (3, None)
+
+
+# ---- occurrences of a word -------------------------------------------------------------------------------------------
+
+
+def places_of(word, sentences, *, ignore_case=True):
+    """(sentence, position) of each occurrence, by looking at all words."""
+    same = (lambda a: a.casefold() == word.casefold()) if ignore_case else (lambda a: a == word)
+    return [(n, at) for n, words in enumerate(sentences) for at, token in enumerate(words) if same(token)]
+
+
+def test_all_occurrences_of_a_word_come_with_their_sentences_and_vectors(model, tmp_path, with_graph):
+    sentences = [*random_sentences(150), ["Bank", "on", "the", "BANK", "of", "a", "bank"]]
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences[:90])
+    store.add(model, sentences[90:])
+    for word in ("bank", "BANK", "w7", ","):
+        found = WordIndex.open(tmp_path / "store").occurrences(word)
+        wanted = places_of(word, sentences)
+        assert len(wanted) > 3
+        assert [(one.sentence_number, one.position) for one in found.words] == wanted
+        assert [one.tokens for one in found.words] == [sentences[number] for number, _ in wanted]
+        assert (found.num_total, found.vectors.dtype, len(found.rows)) == (len(wanted), np.float32, len(wanted))
+        vectors = [vectors_of(model, [sentences[number]])[position] for number, position in wanted]
+        assert np.allclose(found.vectors, vectors, atol=1e-3)
+        assert (store.search(found.vectors, 1).cosines[:, 0] > 0.999).all()
+        assert (store._files.vectors[found.rows] == found.vectors).all()
+
+
+def test_upper_and_lower_case_can_be_told_apart(model, tmp_path):
+    sentences = [["Bank", "on", "the", "BANK", "of", "a", "bank"], ["Straße", "STRASSE"], ["bank"]]
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences)
+    for word, num_any in (("bank", 4), ("Bank", 4), ("bANK", 4), ("strasse", 2), ("Straße", 2), ("", 0)):
+        assert store.occurrences(word).num_total == num_any == len(places_of(word, sentences))
+        exactly = store.occurrences(word, ignore_case=False)
+        wanted = places_of(word, sentences, ignore_case=False)
+        assert [(one.sentence_number, one.position) for one in exactly.words] == wanted
+        assert exactly.num_total == len(wanted)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 30, 99, 100, 101])
+def test_a_limit_samples_occurrences_evenly_and_the_number_of_all_is_known(model, tmp_path, limit):
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, [["a", "bank"], ["no"], ["the", "Bank"]] * 50)
+    found, everything = store.occurrences("bank", limit=limit), store.occurrences("bank")
+    assert (found.num_total, everything.num_total, len(everything.words)) == (100, 100, 100)
+    assert len(found.words) == len(found.vectors) == len(found.rows) == min(limit, 100)
+    places = [everything.rows.tolist().index(row) for row in found.rows]
+    gaps = np.diff([*places, 100 + places[0]])  # around the end, so that the last part is not longer
+    assert gaps.max() - gaps.min() <= 1
+    assert found.words == [everything.words[place] for place in places]
+    assert (found.vectors == everything.vectors[places]).all()
+    exactly = store.occurrences("bank", limit=limit, ignore_case=False)
+    assert (exactly.num_total, len(exactly.words)) == (50, min(limit, 50))
+
+
+def test_words_that_are_left_out_or_not_there_have_no_occurrences(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model, skip_words=["the"], skip_punctuation=True)
+    assert store.occurrences("bank").num_total == 0
+    store.add(model, [["The", "bank", "."]])
+    for word, number in {"the": 0, "The": 0, ".": 0, "bank": 1, "nothing": 0}.items():
+        found = store.occurrences(word, limit=5)
+        assert (found.num_total, len(found.words), found.vectors.shape) == (number, number, (number, 16))
+
+
+def test_odd_tokens_are_found_as_they_are(model, tmp_path):
+    odd = ["two words", "", "\ud800", "漢字", "line\nfeed", "漢字", '"']
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, [odd])
+    for position, word in enumerate(odd):
+        assert position in [one.position for one in store.occurrences(word).words]
+        assert store.occurrences(word).num_total == odd.count(word)
+
+
+def test_what_another_process_is_adding_is_found_once_it_is_committed(model, tmp_path, with_graph):
+    sentences, store, seen = random_sentences(100), WordIndex.create(tmp_path / "store", model), []
+
+    def meanwhile(done, total):
+        number = len(places_of("bank", sentences[:done]))
+        assert WordIndex.open(tmp_path / "store").occurrences("bank").num_total == number
+        assert store.occurrences("bank").num_total == number
+        seen.append(number)
+
+    store.add(model, sentences, progress=meanwhile)
+    assert len({*seen}) > 2
+
+
+def test_asking_wrongly_for_occurrences_is_refused(model, tmp_path):
+    store = WordIndex.create(tmp_path / "store", model)
+    with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
+        store.occurrences("bank", limit=0)
+    with pytest.raises(ValueError, match="word must be a string"):
+        store.occurrences(["bank"])
+    with pytest.raises(ValueError, match="ignore_case must be"):
+        store.occurrences("bank", ignore_case="yes")
+
+
+# ---- indexes of version 0.1 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["average", 1])
+def test_an_index_of_version_0_1_is_searched_and_grows(model, tmp_path, with_graph, layer):
+    sentences = random_sentences(160)
+    new = WordIndex.create(tmp_path / "new", model, layer=layer)
+    WordIndex.create(tmp_path / "store", model, layer=layer).add(model, sentences[:100], source="a")
+    as_version_0_1(tmp_path / "store")
+    old = WordIndex.open(tmp_path / "store")
+    queries = vectors_of(model, random_sentences(4, seed=1), layer)
+    assert (old.search(queries, 5).rows == old.search(queries, 5, exact=True).rows).mean() > 0.9
+    assert old.occurrences("bank").num_total == len(places_of("bank", sentences[:100]))
+    assert not (tmp_path / "store" / "words.bin").exists()  # who reads may not be allowed to write
+    assert old.neighbours(model, "the [bank] .")
+    old.add(model, sentences, source="a")
+    new.add(model, sentences[:100], source="a")
+    new.add(model, sentences, source="a")
+    assert content(tmp_path / "store") == content(tmp_path / "new")
+    assert WordIndex.open(tmp_path / "store").contents.hashed_rows == len(new)
+    for grown in (old, WordIndex.open(tmp_path / "store")):
+        assert grown.occurrences("bank").num_total == len(places_of("bank", sentences))
+
+
+def test_an_index_of_version_0_1_whose_growth_is_killed_loses_no_word(model, tmp_path, with_graph, monkeypatch):
+    sentences = random_sentences(60)
+    for step in range(1, 8):
+        folder = tmp_path / str(step)
+        WordIndex.create(folder, model, layer="top").add(model, sentences[:30])
+        as_version_0_1(folder)
+        store, num_synced = WordIndex.open(folder), 0
+
+        def dies(handle, step=step):
+            nonlocal num_synced
+            num_synced += 1
+            if num_synced == step:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", dies)
+            with pytest.raises(Killed):
+                store.add(model, sentences[30:])
+        again = WordIndex.open(folder)
+        assert again.occurrences("bank").num_total == len(places_of("bank", sentences[: again.num_sentences]))
+        again.add(model, sentences[again.num_sentences :])
+        assert WordIndex.open(folder).occurrences("bank").num_total == len(places_of("bank", sentences))
 
 
 # ---- adding in parts -------------------------------------------------------------------------------------------------
@@ -356,7 +544,7 @@ def test_an_index_that_was_replaced_by_another_one_is_not_added_to(model, tmp_pa
     assert len(WordIndex.open(tmp_path / "store")) == 0
 
 
-@pytest.mark.parametrize("name", DATA_FILES)
+@pytest.mark.parametrize("name", ["sentences.jsonl", "rows.bin", "vectors.bin"])
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_file_that_is_cut_or_gone_is_named(model, tmp_path, name, missing):
     WordIndex.create(tmp_path / "store", model).add(model, random_sentences(20))
@@ -367,6 +555,35 @@ def test_a_file_that_is_cut_or_gone_is_named(model, tmp_path, name, missing):
         os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(ValueError, match=f"{name} has .* bytes, contents.json counts .* damaged"):
         WordIndex.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_hashes_that_are_cut_or_gone_are_made_again_of_the_sentences(model, tmp_path, caplog, missing):
+    folder, sentences = tmp_path / "store", random_sentences(50)
+    WordIndex.create(folder, model).add(model, sentences)
+    before, path = content(folder), folder / "words.bin"
+    if missing:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size - 1)
+    store = WordIndex.open(folder)
+    assert "words are read from the sentences" in caplog.text
+    assert store.occurrences("bank").num_total == len(places_of("bank", sentences))
+    store.add(model, [["a", "bank"]])
+    caplog.clear()
+    assert WordIndex.open(folder).occurrences("bank").num_total == len(places_of("bank", sentences)) + 1
+    assert path.read_bytes().startswith(before["words.bin"])
+    assert not caplog.records
+
+
+def test_hashes_of_other_words_are_named_as_damage(model, tmp_path):
+    WordIndex.create(tmp_path / "store", model).add(model, [["a", "bank"]])
+    path = tmp_path / "store" / "words.bin"
+    path.write_bytes(path.read_bytes()[8:] * 2)
+    with pytest.raises(ValueError, match=r"words\.bin: damaged at word 0: delete it"):
+        WordIndex.open(tmp_path / "store").occurrences("bank")
+    path.unlink()
+    assert WordIndex.open(tmp_path / "store").occurrences("bank").num_total == 1
 
 
 @pytest.mark.parametrize("name", ["index.json", "contents.json"])
@@ -464,6 +681,69 @@ def test_a_weight_that_changes_later_is_seen(tmp_path):
         next(model.bilm.layers[1].parameters()).view(-1)[0] += 1
     with pytest.raises(ValueError, match="another model"):
         store.neighbours(model, "the [bank]")
+
+
+def test_a_weight_that_is_written_through_data_is_seen(tmp_path):
+    for name, parameter in random_model().bilm.named_parameters():
+        model = random_model()
+        store = WordIndex.create(tmp_path / name, model)
+        store.add(model, random_sentences(5))
+        model.bilm.get_parameter(name).data.add_(0.01)
+        with pytest.raises(ValueError, match="another model"):
+            store.neighbours(model, "the [bank]")
+        model.bilm.get_parameter(name).data.copy_(parameter)
+        assert store.neighbours(model, "the [bank]")
+
+
+def test_another_tokenizer_is_seen(tmp_path):
+    model = random_model()
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, random_sentences(5))
+    model.tokenizer = Tokenizer("characters")
+    with pytest.raises(ValueError, match="another model"):
+        store.add(model, ["the bank"])
+
+
+def test_the_digests_of_a_model_that_did_not_change_are_computed_once(tmp_path, monkeypatch):
+    model, calls = random_model(), []
+    store = WordIndex.create(tmp_path / "store", model)
+    for kind in (ELMo, WordWeights):
+        digest = kind.digest
+        monkeypatch.setattr(kind, "digest", lambda self, digest=digest: calls.append(digest) or digest(self))
+    for _ in range(3):
+        store.add(model, random_sentences(5))
+        store.neighbours(model, "the [bank]")
+    assert len(calls) == 2
+
+
+def test_a_model_of_inference_mode_is_checked_too(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    with torch.inference_mode():
+        other = ELMo.from_pretrained(tmp_path / "model")
+    store = WordIndex.create(tmp_path / "store", other)
+    store.add(other, random_sentences(5))
+    assert store.neighbours(model, "the [bank]")
+
+
+def test_other_word_weights_are_refused_where_the_vectors_depend_on_them(tmp_path):
+    model = random_model()
+    sense, top = (WordIndex.create(tmp_path / name, model, layer=name) for name in ("sense", "top"))
+    assert (sense.settings.word_weights, top.settings.word_weights) == (model.word_weights.digest(), None)
+    for created in (sense, top):
+        created.add(model, random_sentences(5))
+    model.word_weights = WordWeights(["the", "bank"])
+    message = f"other word weights: they have the digest {sense.settings.word_weights[:12]}.* set model.word_weights"
+    with pytest.raises(ValueError, match=message):
+        sense.neighbours(model, "the [bank]")
+    with pytest.raises(ValueError, match="other word weights"):
+        WordIndex.open(tmp_path / "sense").add(model, [["a"]])
+    assert top.neighbours(model, "the [bank]")
+    own = random_model()
+    own.word_weights = WordWeights({"the": 3, "bank": 1})
+    store = WordIndex.create(tmp_path / "own", own)
+    store.add(own, random_sentences(5))
+    own.word_weights = WordWeights({"the": 3, "bank": 1})
+    assert store.neighbours(own, "the [bank]")
 
 
 def test_a_model_that_carries_its_state_is_refused(tmp_path):
@@ -598,11 +878,38 @@ def test_info_says_what_a_store_holds(folder):
     assert "corpus.txt (4)" in run(index_verb, "info", "store")
 
 
+def test_a_store_is_built_of_sense_vectors_and_built_on_with_the_layer_that_it_has(folder):
+    for name, options in {"new": [], "old": ["--layer", "average"], "top": ["--layer", "-1"]}.items():
+        run(index_verb, "build", "corpus.txt", "--model", "mine", "-o", name, *options)
+    as_version_0_1(folder / "old")
+    with open(folder / "corpus.txt", "a") as file:
+        file.write("one more\n")
+    for name, layer in (("new", "sense"), ("old", "average"), ("top", 2)):
+        assert json.loads(run(index_verb, "info", name, "--json"))["layer"] == layer
+        again = json.loads(run(index_verb, "build", "corpus.txt", "-o", name, "--json"))
+        assert (again["added_words"], again["known_sentences"]) == (2, 4)
+    with pytest.raises(ValueError, match="old was made with layer 'average', not 'sense'"):
+        run(index_verb, "build", "corpus.txt", "-o", "old", "--layer", "sense")
+
+
+def test_a_phrase_is_asked_for_from_the_command_line(folder, model):
+    run(index_verb, "build", "corpus.txt", "--model", "mine")
+    answer = json.loads(run(neighbours_verb, "He left [New York] .", "--json"))
+    (query,) = answer["queries"]
+    found = WordIndex.open("store").neighbours(model, "He left [New York] .")
+    assert [one["cosine"] for one in query["neighbours"]] == pytest.approx([one.cosine for one in found], abs=1e-6)
+    ((vector,),) = embed_spans(model, ["He left New York ."], [[(2, 4)]], layers="sense")
+    cosines = vectors_of(model, ["He sat by the bank."]) @ (vector / np.linalg.norm(vector))
+    assert max(one["cosine"] for one in query["neighbours"] if one["sentence_number"] == 0) == pytest.approx(
+        cosines.max(), abs=1e-3
+    )
+
+
 def test_a_store_is_not_built_on_with_other_settings(folder):
     run(index_verb, "build", "corpus.txt", "--model", "mine")
-    with pytest.raises(ValueError, match="store was made with layer 'average', not 'top'"):
+    with pytest.raises(ValueError, match="store was made with layer 'sense', not 'top'"):
         run(index_verb, "build", "corpus.txt", "--layer", "top")
-    with pytest.raises(ValueError, match=r'must be "average", "top" or a number from 0 to 2, not .all.'):
+    with pytest.raises(ValueError, match=r'must be "average", "top", .* or a number from 0 to 2, not .all.'):
         run(index_verb, "build", "corpus.txt", "--layer", "all")
     with pytest.raises(ValueError, match="no such file"):
         run(index_verb, "build", "nowhere.txt")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from elmokit.cli.terminal import (
     Advance,
@@ -45,7 +46,7 @@ def index() -> None:
 @click.option("-o", "--out", "folder", type=FOLDER, default="store", show_default=True, help="Folder to write.")
 @model_option
 @device_option
-@layers_option("average", "Layer of the vectors", names="average, top", flag="--layer")
+@layers_option("sense", "Layer of the vectors", names="sense, slot, average, top", flag="--layer")
 @click.option("--skip-punctuation", is_flag=True, help="Leave out tokens that have no letter and no digit.")
 @click.option("--skip-words", type=FOLDER, help="File of words to leave out, separated by spaces or lines.")
 @tokenized_option
@@ -73,6 +74,9 @@ def build(
     files = find_files(list(corpus))
     skipped = [] if skip_words is None else skip_words.read_text(encoding="utf-8").split()
     store = WordIndex.open(folder) if (folder / SETTINGS_FILE).exists() else None
+    is_default = click.get_current_context().get_parameter_source("layer") == ParameterSource.DEFAULT
+    if store is not None and is_default:  # a store of an earlier version has another default
+        layer = store.settings.layer
     elmo = load_model(model or (None if store is None else store.settings.model), device)
     layer = check_layers(layer, elmo.num_layers, single=True)
     if store is None:
@@ -149,9 +153,9 @@ def info(folder: Path, as_json: bool) -> None:
 def neighbours(
     sentences: tuple[str, ...], folder: Path, k: int, model: str | None, device: str | None, as_json: bool
 ) -> None:
-    """Print the words of a store that are nearest to a word.
+    """Print the words of a store that are nearest to a word or phrase.
 
-    The word is in brackets in each SENTENCE, as in "He sat by the [bank] .".
+    It is in brackets in each SENTENCE, as in "He sat by the [bank] .".
     """
     from elmokit.index import WordIndex
 

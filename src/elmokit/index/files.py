@@ -3,17 +3,22 @@
     index.json       what was chosen when the index was created: the model's digest, the layer, the words left out
     sentences.jsonl  one line per sentence, a JSON list of its tokens
     rows.bin         for each word its sentence, the place of that sentence in sentences.jsonl, and its position in it
+    words.bin        for each word a hash of it, by which all its occurrences are found
     vectors.bin      for each word its vector, float16, length one
     graph-N.usearch  an HNSW graph over the first N words, their vectors rounded to int8
     contents.json    how much of the files above counts
 
-Sentences, rows and vectors only grow at their ends. contents.json is replaced in one step once they are on disk and
-says how far they reach; the next call that adds cuts off what a killed process wrote behind that.
+Sentences, rows, words and vectors only grow at their ends. contents.json is replaced in one step once they are on disk
+and says how far they reach; the next call that adds cuts off what a killed process wrote behind that.
+
+Indexes of version 0.1 have no words.bin. The hashes that it lacks are computed from the sentences when they are needed,
+and written by the next call that adds.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,14 +31,18 @@ import numpy.typing as npt
 
 from elmokit.files import claimed, write_json
 from elmokit.index.batches import SentenceBatch
+from elmokit.index.words import HASH, Hashes, Rows, StoredWord, hash_words
 from elmokit.inference.vectors import Floats
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 
 SETTINGS_FILE, CONTENTS_FILE, LOCK_FILE = "index.json", "contents.json", ".lock"
-SENTENCES_FILE, ROWS_FILE, VECTORS_FILE = "sentences.jsonl", "rows.bin", "vectors.bin"
+SENTENCES_FILE, ROWS_FILE, WORDS_FILE, VECTORS_FILE = "sentences.jsonl", "rows.bin", "words.bin", "vectors.bin"
 FORMAT = "elmokit index 1"
 ROW = np.dtype([("sentence", "<i8"), ("begin", "<i8"), ("bytes", "<i4"), ("token", "<i4")])
 VECTOR = np.dtype("<f2")
+ROWS_AT_ONCE = 65536  # rows whose words are hashed at a time
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item", bound=np.generic)
 
@@ -60,6 +69,8 @@ class IndexSettings:
     skip_punctuation: bool
     skip_words: tuple[str, ...]
     format: str = FORMAT
+    word_weights: str | None = None
+    """See `WordWeights.digest`; None if the layer does not depend on them."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -77,6 +88,8 @@ class IndexContents:
     """Of sentences.jsonl."""
     graph_rows: int = 0
     graph_bytes: int = 0
+    hashed_rows: int = 0
+    """Number of rows that words.bin covers: all, or none in an index of version 0.1."""
     sources: tuple[tuple[str, int, str], ...] = ()
     """The fields of a `Source` for each text that was added under a name."""
 
@@ -87,15 +100,6 @@ class IndexContents:
     def graph_file(self) -> str:
         """Name of the file with the graph."""
         return f"graph-{self.graph_rows}.usearch"
-
-
-@dataclass(frozen=True)
-class StoredWord:
-    """A word and its sentence."""
-
-    tokens: list[str]
-    position: int
-    sentence_number: int
 
 
 def read_settings(folder: Path) -> IndexSettings:
@@ -129,6 +133,7 @@ class IndexFiles:
 
     def __init__(self, folder: Path, dim: int) -> None:
         self.folder, self.dim = folder, dim
+        self._hashes: Hashes = np.zeros(0, HASH)
         self.refresh()
 
     def refresh(self) -> None:
@@ -175,8 +180,12 @@ class IndexFiles:
         for sentence, (line, indexed) in enumerate(zip(batch.lines, positions, strict=True), old.num_sentences):
             rows += [(sentence, begin, len(line), position) for position in indexed]
             begin += len(line)
+        hashes = hash_words(
+            words[position] for words, indexed in zip(batch.tokens, positions, strict=True) for position in indexed
+        )
         _append(self.folder / SENTENCES_FILE, b"".join(batch.lines))
         _append(self.folder / ROWS_FILE, np.array(rows, ROW).tobytes())
+        _append(self.folder / WORDS_FILE, self.hashes()[old.hashed_rows :].tobytes() + hashes.tobytes())
         _append(self.folder / VECTORS_FILE, np.concatenate(vectors).astype(VECTOR).tobytes())
         self.write_contents(
             replace(
@@ -184,27 +193,44 @@ class IndexFiles:
                 num_sentences=old.num_sentences + len(batch.lines),
                 num_rows=old.num_rows + len(rows),
                 num_bytes=begin,
+                hashed_rows=old.num_rows + len(rows),
                 sources=tuple(sources),
             )
         )
 
-    def word(self, row: int) -> StoredWord:
-        """The word of a row."""
-        place = self.rows[row]
-        begin, position = int(place["begin"]), int(place["token"])
-        try:
-            tokens = json.loads(self.sentences[begin : begin + int(place["bytes"])].tobytes())
-            tokens[position]  # raises where the line is not the one that was written
-        except (ValueError, LookupError, TypeError):
-            path = self.folder / SENTENCES_FILE
-            raise ValueError(f"{path}: damaged at byte {begin:,}, in the sentence of word {row:,}") from None
-        return StoredWord(tokens, position, int(place["sentence"]))
+    def words(self, rows: Rows) -> Iterator[StoredWord]:
+        """The word of each row. Words of one sentence share its list of tokens if their rows follow each other."""
+        places, read, tokens = self.rows[rows], -1, []
+        columns = (places[name].tolist() for name in ("sentence", "begin", "bytes", "token"))
+        for row, sentence, begin, num_bytes, position in zip(rows.tolist(), *columns, strict=True):
+            try:
+                if begin != read:
+                    tokens, read = json.loads(self.sentences[begin : begin + num_bytes].tobytes()), begin
+                tokens[position]  # raises where the line is not the one that was written
+            except (ValueError, LookupError, TypeError):
+                path = self.folder / SENTENCES_FILE
+                raise ValueError(f"{path}: damaged at byte {begin:,}, in the sentence of word {row:,}") from None
+            yield StoredWord(tokens, position, sentence)
+
+    def hashes(self) -> Hashes:
+        """The hash of each word (N,), from words.bin; computed from the sentences for rows that it does not cover."""
+        parts, num_rows = [self._hashes], self.contents.num_rows
+        for begin in range(len(self._hashes), num_rows, ROWS_AT_ONCE):
+            words = self.words(np.arange(begin, min(begin + ROWS_AT_ONCE, num_rows)))
+            parts.append(hash_words(word.tokens[word.position] for word in words))
+        if len(parts) > 1:
+            self._hashes = np.concatenate(parts)
+        return self._hashes
 
     def _map(self, contents: IndexContents) -> None:
         for name, expected in self._sizes(contents).items():
             path = self.folder / name
             size = path.stat().st_size if path.is_file() else 0
-            if size < expected:
+            if size < expected and name == WORDS_FILE:
+                # it is made from the sentences, which are there
+                log.warning("%s has %d bytes, expected %d; words are read from the sentences", path, size, expected)
+                contents = replace(contents, hashed_rows=0)
+            elif size < expected:
                 raise ValueError(
                     f"{path} has {size:,} bytes, {CONTENTS_FILE} counts {expected:,}: the index is damaged, build it "
                     "again"
@@ -212,6 +238,7 @@ class IndexFiles:
         self.contents = contents
         self.sentences = self._map_file(SENTENCES_FILE, np.dtype(np.uint8), (contents.num_bytes,))
         self.rows = self._map_file(ROWS_FILE, ROW, (contents.num_rows,))
+        self._hashes = self._map_file(WORDS_FILE, HASH, (contents.hashed_rows,))
         self.vectors = self._map_file(VECTORS_FILE, VECTOR, (contents.num_rows, self.dim))
 
     def _map_file(self, name: str, dtype: np.dtype[Item], shape: tuple[int, ...]) -> npt.NDArray[Item]:
@@ -223,6 +250,7 @@ class IndexFiles:
         return {
             SENTENCES_FILE: contents.num_bytes,
             ROWS_FILE: contents.num_rows * ROW.itemsize,
+            WORDS_FILE: contents.hashed_rows * HASH.itemsize,
             VECTORS_FILE: contents.num_rows * self.dim * VECTOR.itemsize,
         }
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 
 from elmokit.extras import require
+from elmokit.index.words import Rows
 
 ROWS_AT_ONCE = 16384  # rows that are converted at a time, in exact search and while the graph grows
 CONNECTIVITY, EXPANSION_ADD, EXPANSION_SEARCH = 16, 128, 128
 
-Rows = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.floating]
 
 

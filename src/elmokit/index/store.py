@@ -1,15 +1,14 @@
 """`WordIndex`: words in context that can be added to and searched.
 
 Input: a model and sentences, batch by batch. Output: a folder (see files.py), and from it the words nearest to a word
-in context. Words that are not in the graph yet (the last ones, or those of a build that was killed) are compared one by
-one: the graph makes answers fast, not right.
+or phrase in context, and all occurrences of a word. Words that are not in the graph yet (the last ones, or those of a
+build that was killed) are compared one by one: the graph makes answers fast, not right.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +17,14 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from elmokit.arguments import (
     check_callable,
     check_flag,
     check_instance,
     check_integer,
+    check_optional_integer,
     check_path,
     check_string,
     describe,
@@ -35,6 +36,7 @@ from elmokit.index.files import (
     CONTENTS_FILE,
     LOCK_FILE,
     SETTINGS_FILE,
+    WORDS_FILE,
     IndexContents,
     IndexFiles,
     IndexSettings,
@@ -44,15 +46,17 @@ from elmokit.index.files import (
     read_settings,
 )
 from elmokit.index.graph import Hits, WordGraph, compare, rank, stack, to_int8
+from elmokit.index.same_model import ModelCheck
+from elmokit.index.words import Occurrences, hash_words, spread
 from elmokit.inference.runner import Sentence
 from elmokit.inference.vectors import unit
-from elmokit.inference.views import check_layers
+from elmokit.inference.views import check_layers, view_of
 from elmokit.model import ELMo
-from elmokit.text import check_sentences, check_tokens, marked_word
+from elmokit.text import check_sentences, check_tokens, marked_phrase
 
 log = logging.getLogger(__name__)
 
-Layer = Literal["average", "top"] | int
+Layer = Literal["average", "top", "slot", "sense"] | int
 Progress = Callable[[int, int | None], None]
 """Called with the number of sentences done, and of all, None if that is not known."""
 
@@ -93,7 +97,7 @@ class WordIndex:
     def __init__(self, folder: Path, settings: IndexSettings) -> None:
         self.folder, self.settings = folder, settings
         self._skip_words = frozenset(settings.skip_words)
-        self._known_model: tuple[Callable[[], ELMo | None], list[tuple[int, int]]] = (lambda: None, [])
+        self._check_weights = ModelCheck(folder, settings)
         self._growing: WordGraph | None = None
         self._files = IndexFiles(folder, settings.dim)
         self._graph = self._view_graph()
@@ -104,7 +108,7 @@ class WordIndex:
         folder: str | os.PathLike[str],
         model: ELMo,
         *,
-        layer: Layer = "average",
+        layer: Layer = "sense",
         skip_punctuation: bool = False,
         skip_words: Iterable[str] = (),
         model_name: str | None = None,
@@ -116,7 +120,8 @@ class WordIndex:
         Args:
             folder: A new or empty folder.
             model: The model whose vectors are indexed.
-            layer: "average" is the even mix of the layers, "top" the last one, a number one layer.
+            layer: As `layers` of `ELMo.embed`, but not "all": "sense" tells best what a word means in its sentence;
+                "slot", "average", "top", or the number of a layer.
             skip_punctuation: Leave out tokens without a letter or digit.
             skip_words: Words to leave out, in upper or lower case.
             model_name: A name under which the model can be loaded again.
@@ -128,6 +133,7 @@ class WordIndex:
         folder = Path(check_path("folder", folder))
         _check_kind(model)
         checked = check_layers(layer, model.num_layers, single=True, caller="WordIndex.create")
+        needs_weights = view_of(checked, model.num_layers).needs_weights
         skip_punctuation = check_flag("skip_punctuation", skip_punctuation)
         skipped = check_tokens(skip_words, "skip_words", "a list of words")
         if model_name is not None:
@@ -141,6 +147,7 @@ class WordIndex:
             layer=checked,
             skip_punctuation=skip_punctuation,
             skip_words=tuple(sorted({word.casefold() for word in skipped})),
+            word_weights=model.word_weights.digest() if needs_weights else None,
         )
         folder.mkdir(parents=True, exist_ok=True)
         with claimed_folder(folder):
@@ -239,23 +246,10 @@ class WordIndex:
         """Check that the vectors of the index are those of `model`.
 
         Raises:
-            ValueError: If the model has other weights.
+            ValueError: If the model has other weights, or other word weights in an index of the layer "sense".
         """
         _check_kind(model)
-        # the digest takes a second: it is computed again only when weights were changed or replaced
-        weights = [(p.data_ptr(), p._version) for p in model.bilm.parameters()]
-        known, known_weights = self._known_model
-        if known() is model and known_weights == weights:
-            return
-        digest = model.digest()
-        if digest != self.settings.digest:
-            name = "" if self.settings.model is None else f" ({self.settings.model})"
-            raise ValueError(
-                f"{self.folder}: this index was made with another model{name}: its weights have the digest "
-                f"{self.settings.digest[:12]}, those of this model have {digest[:12]}; load that model, with the same "
-                "dtype and quantize, or build a new index"
-            )
-        self._known_model = weakref.ref(model), weights
+        self._check_weights(model)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -307,12 +301,12 @@ class WordIndex:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def neighbours(self, model: ELMo, sentence: str, k: int = 10) -> list[Neighbour]:
-        """The words nearest to one word in a sentence, at most one per sentence of the index.
+        """The words nearest to one word or phrase in a sentence, at most one per sentence of the index.
 
         Args:
             model: The model that the index was created with.
-            sentence: A sentence with one word in brackets, "He sat by the [bank] ." The same sentence in the index is
-                left out of the result.
+            sentence: A sentence with one word or phrase in brackets, "He sat by the [bank] ." The same sentence in
+                the index is left out of the result.
             k: Number of words.
 
         Returns:
@@ -323,16 +317,17 @@ class WordIndex:
         """
         _check_kind(model)
         k = check_integer("k", k)
-        asked, position = marked_word(sentence, model.tokenizer)
+        asked = marked_phrase(sentence, model.tokenizer)
         self.check_model(model)
-        query = model.embed([asked], layers=self._layer)[0][position]
+        ((_, reading),) = model.readings([asked.tokens])
+        view = view_of(self._layer, model.num_layers)
+        query = view.spans(reading, torch.tensor([asked.start]), torch.tensor([asked.end]))[0].cpu().numpy()  # (1, 2P)
         num_rows = 2 * k
         while True:
-            hits = self.search(query[None], num_rows)
+            hits = self.search(query, num_rows)
             found: dict[int, Neighbour] = {}
-            for row, cosine in zip(hits.rows[0], hits.cosines[0], strict=True):
-                word = self._files.word(int(row))
-                if word.tokens != asked:
+            for word, cosine in zip(self._files.words(hits.rows[0]), hits.cosines[0], strict=True):
+                if word.tokens != asked.tokens:
                     neighbour = Neighbour(
                         word.tokens, word.position, word.tokens[word.position], float(cosine), word.sentence_number
                     )
@@ -378,6 +373,34 @@ class WordIndex:
             rows = np.sort(np.concatenate([proposed, others]))
             rankings.append(rank(rows, stored[rows].astype(np.float32) @ query, k))
         return stack(rankings, k)
+
+    def occurrences(self, word: str, *, limit: int | None = None, ignore_case: bool = True) -> Occurrences:
+        """Occurrences of a word, in the order of adding.
+
+        Args:
+            word: One token, as the tokenizer cuts it. A word that was left out of the index has no occurrences.
+            limit: Largest number of occurrences. If there are more, these are at even distances over the index.
+            ignore_case: Also count the word in upper or lower case.
+
+        Returns:
+            The occurrences with their sentences and vectors, and the number of all.
+
+        Raises:
+            ValueError: If `limit` is less than 1, or words.bin is damaged.
+        """
+        word = check_string("word", word)
+        limit, ignore_case = check_optional_integer("limit", limit), check_flag("ignore_case", ignore_case)
+        rows = np.flatnonzero(self._files.hashes() == hash_words([word]))
+        if not ignore_case:
+            same = [stored.tokens[stored.position] == word for stored in self._files.words(rows)]
+            rows = rows[np.array(same, bool)]
+        chosen = spread(rows, limit)
+        words = list(self._files.words(chosen))
+        for stored, row in zip(words, chosen, strict=True):
+            if stored.tokens[stored.position].casefold() != word.casefold():
+                path = self.folder / WORDS_FILE
+                raise ValueError(f"{path}: damaged at word {row:,}: delete it, it is made again from the sentences")
+        return Occurrences(words, self._files.vectors[chosen].astype(np.float32), chosen, len(rows))
 
     @property
     def _layer(self) -> Layer:
