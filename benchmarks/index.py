@@ -1,11 +1,13 @@
 """Which store for words in context: usearch, faiss, lancedb, and elmokit's own, which is built on usearch.
 
-    python benchmarks/index.py embed CORPUS... --out vectors.npy --rows 1020000 [--model MODEL] [--layer average]
+    python benchmarks/index.py embed CORPUS... --out vectors.npy --rows 1020000 [--model MODEL] [--layer sense]
     python benchmarks/index.py compare vectors.npy --rows 1000000 --queries 1000 [--only usearch-i8,faiss-ivf-sq8]
+    python benchmarks/index.py occurrences CORPUS... --rows 1000000 --words bank,time,the
 
 `embed` writes the vectors of a corpus.  `compare` puts the first rows into each store and asks for rows that are not
 among them; each store is built in a process of its own and searched, one query at a time on one thread, in another.  It
 prints recall@10 against exact search in float32, seconds to build, milliseconds per query, bytes on disk, and memory.
+`occurrences` makes an index of random vectors, and prints how long it takes to find all occurrences of words.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elmokit.text import TREEBANK
+if TYPE_CHECKING:
+    from elmokit import ELMo
 
 K = 10
 
@@ -129,24 +131,14 @@ class Lance:
         return search
 
 
-class FromFile:
-    """Replaces a model: a sentence is the numbers of some rows, and these rows are its vectors."""
+def model_of(dim: int, embed: Any) -> ELMo:
+    """A model of no use but for its vectors: `embed` makes (T, dim) of a list of tokens."""
+    from elmokit import BiLM, BiLMConfig, ELMo
 
-    state, bilm = "stateless", SimpleNamespace(parameters=lambda: [])
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self.vectors = vectors
-        self.dim, self.num_layers, self.tokenizer = vectors.shape[1], 3, TREEBANK
-
-    def digest(self) -> str:
-        return "a file of vectors"
-
-    def embed(self, sentences: list[list[str]], layers: Any) -> list[np.ndarray]:
-        begins = [int(words[0]) for words in sentences]
-        return [
-            np.asarray(self.vectors[begin : begin + len(words)], np.float32)
-            for begin, words in zip(begins, sentences, strict=True)
-        ]
+    config = BiLMConfig(char_dim=1, filters=((1, 1),), num_highways=1, cell_dim=1, projection_dim=dim // 2)
+    model = ELMo(BiLM(config)).eval()
+    model.embed = lambda sentences, layers: [embed(tokens) for tokens in sentences]  # type: ignore[method-assign]
+    return model
 
 
 class Elmokit:
@@ -155,10 +147,13 @@ class Elmokit:
     length = 25
 
     def build(self, vectors: np.ndarray, folder: Path) -> None:
-        from elmokit import index
+        from elmokit.index import WordIndex
 
-        model: Any = FromFile(vectors)
-        store = index.WordIndex.create(folder / "store", model)
+        def embed(tokens: list[str]) -> np.ndarray:  # a sentence is the numbers of some rows
+            return np.asarray(vectors[int(tokens[0]) : int(tokens[-1]) + 1], np.float32)
+
+        model = model_of(vectors.shape[1], embed)
+        store = WordIndex.create(folder / "store", model)
         store.add(
             model,
             (
@@ -262,6 +257,39 @@ def compare(arguments: argparse.Namespace) -> None:
             )
 
 
+def occurrences(arguments: argparse.Namespace) -> None:
+    from elmokit.corpus.sources import find_files, read_blocks, sentences
+    from elmokit.index import WordIndex, store
+
+    store.ROWS_OUTSIDE_GRAPH = arguments.rows + 100_000  # words are found without the graph
+    random = np.random.default_rng(0)
+    model = model_of(512, lambda tokens: random.standard_normal((len(tokens), 512), np.float32))
+
+    def read() -> Any:
+        done = 0
+        for block in read_blocks(find_files(arguments.corpus), None):
+            for tokens in sentences(block.content, tokenized=False)[0]:
+                yield tokens
+                done += len(tokens)
+                if done >= arguments.rows:
+                    return
+
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        WordIndex.create(Path(folder) / "store", model).add(model, read())
+        words = WordIndex.open(Path(folder) / "store")
+        print(f"{len(words):,} words in {words.num_sentences:,} sentences")
+        for word in arguments.words.split(","):
+            for limit in (1000, None):
+                for _ in range(2):  # the first time brings the files into memory
+                    begin, cpu = time.perf_counter(), time.process_time()
+                    found = words.occurrences(word, limit=limit)
+                    begin, cpu = time.perf_counter() - begin, time.process_time() - cpu
+                    print(
+                        f"{word:12s} {len(found.words):6,} of {found.num_total:6,}  {1000 * begin:8.1f} ms, "
+                        f"{1000 * cpu:8.1f} ms of the processor"
+                    )
+
+
 def embed(arguments: argparse.Namespace) -> None:
     from elmokit import ELMo
     from elmokit.corpus.sources import find_files, read_blocks, sentences
@@ -291,13 +319,18 @@ def main() -> None:
     verb.add_argument("--out", required=True)
     verb.add_argument("--rows", type=int, default=1_020_000)
     verb.add_argument("--model")
-    verb.add_argument("--layer", default="average")
+    verb.add_argument("--layer", default="sense")
     verb = verbs.add_parser("compare")
     verb.add_argument("vectors", type=Path)
     verb.add_argument("--rows", type=int, default=1_000_000)
     verb.add_argument("--queries", type=int, default=1000)
     verb.add_argument("--only", help=", ".join(STORES))
     verb.add_argument("--folder", help="Where the stores are built, and removed again.")
+    verb = verbs.add_parser("occurrences")
+    verb.add_argument("corpus", nargs="+")
+    verb.add_argument("--rows", type=int, default=1_000_000)
+    verb.add_argument("--words", default="bank,time,the")
+    verb.add_argument("--folder", help="Where the store is built, and removed again.")
     verb = verbs.add_parser("step")
     for name in ("step", "name", "vectors", "rows", "queries", "folder"):
         verb.add_argument(name)
@@ -307,7 +340,7 @@ def main() -> None:
         paths = Path(arguments.vectors), Path(arguments.folder)
         print(json.dumps(run_step(arguments.step, arguments.name, paths[0], *numbers, paths[1])))
     else:
-        {"embed": embed, "compare": compare}[arguments.verb](arguments)
+        {"embed": embed, "compare": compare, "occurrences": occurrences}[arguments.verb](arguments)
 
 
 if __name__ == "__main__":
