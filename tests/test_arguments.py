@@ -29,6 +29,7 @@ from elmokit.corpus import Corpus, prepare
 from elmokit.corpus.sources import find_files
 from elmokit.datasets import read_bio
 from elmokit.index import WordIndex
+from elmokit.inference.senses import Occurrence
 from elmokit.network import OutputLayer
 from elmokit.pretraining import finetune, pretrain
 from elmokit.probes import (
@@ -178,6 +179,14 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "ELMo.similarity": Call(model.similarity, {"first": "the bank", "second": "bank ."}, {
             "first": "sentence", "second": "sentence", "word": "string or None", "layers": "view or None",
         }),
+        "ELMo.senses": Call(model.senses, {"word": "bank", "sentences": GOOD}, {
+            "word": "string", **SENTENCES, "num_senses": OPTIONAL, "batch_size": OPTIONAL, "show_progress": "flag",
+        }),
+        "ELMo.group_senses": Call(
+            model.group_senses,
+            {"word": "bank", "occurrences": [Occurrence(["bank"], 0, 1, 0)], "vectors": np.ones((1, 8))},
+            {"word": "string", "occurrences": "sentences", "vectors": "vectors", "num_senses": OPTIONAL},
+        ),
         "ELMo.readings": Call(lambda **given: list(model.readings(**given)), {"sentences": GOOD}, {
             **SENTENCES, "batch_size": OPTIONAL, "show_progress": "flag",
         }),
@@ -274,6 +283,9 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             }),
             "WordIndex.occurrences": Call(index.occurrences, {"word": "bank"}, {
                 "word": "string", "limit": OPTIONAL, "ignore_case": "flag",
+            }),
+            "WordIndex.senses": Call(index.senses, {"model": model, "word": "bank"}, {
+                "model": "model", "word": "string", "num_senses": OPTIONAL, "limit": OPTIONAL,
             }),
             "WordIndex.search": Call(index.search, {"vectors": np.zeros((1, 8))}, {
                 "vectors": "vectors", "k": "integer", "exact": "flag",

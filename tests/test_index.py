@@ -773,7 +773,7 @@ def test_wrong_questions_are_refused(model, tmp_path):
         store.search(np.ones((1, 16)), 0)
     with pytest.raises(ValueError, match="mark one word with brackets"):
         store.neighbours(model, "the bank")
-    with pytest.raises(ValueError, match=r"vectors are \(16,\): this index has vectors of \(n, 16\)"):
+    with pytest.raises(ValueError, match=r"vectors must be numbers \(n, 16\), not an array of \(16,\)"):
         store.search(np.ones(16))
 
 

@@ -38,7 +38,7 @@ from elmokit.inference.batches import Batch
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
-from elmokit.inference.vectors import Floats
+from elmokit.inference.vectors import Floats, check_vectors
 from elmokit.inference.views import Layers, Reading, View, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
 from elmokit.network.int8 import quantized
@@ -712,7 +712,7 @@ class ELMo(nn.Module):
         return self.group_senses(word, occurrences, vectors, num_senses=num_senses)
 
     def group_senses(
-        self, word: str, occurrences: list[Occurrence], vectors: Floats, *, num_senses: int | None = None
+        self, word: str, occurrences: Sequence[Occurrence], vectors: Floats, *, num_senses: int | None = None
     ) -> WordSenses:
         """Group occurrences of a word whose vectors are known, as `senses` does.
 
@@ -722,8 +722,16 @@ class ELMo(nn.Module):
             vectors: (N, 2P): their vectors, as from `layers="sense"`.
             num_senses: Number of senses; None finds it from the data.
         """
+        check_string("word", word)
+        num_senses = check_optional_integer("num_senses", num_senses)
+        uses = as_list(occurrences, "occurrences")
+        for number, one in enumerate(uses):
+            check_instance(f"occurrences[{number}]", one, Occurrence, "an Occurrence")
+        vectors = check_vectors("vectors", vectors, self.dim)
+        if len(uses) != len(vectors):
+            raise ValueError(f"{len(uses)} occurrences came with {len(vectors)} vectors: pass one vector for each")
         label = None if self.output_layer is None or self.vocabulary is None else self._label_senses
-        return group_senses(word, occurrences, vectors, num_senses=num_senses, label=label)
+        return group_senses(word, uses, vectors, num_senses=num_senses, label=label)
 
     def _label_senses(self, senses: list[list[Occurrence]]) -> list[list[str]]:
         """Words that fit in the place of the occurrences of each sense."""

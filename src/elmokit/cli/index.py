@@ -153,7 +153,7 @@ def info(folder: Path, as_json: bool) -> None:
 def neighbours(
     sentences: tuple[str, ...], folder: Path, k: int, model: str | None, device: str | None, as_json: bool
 ) -> None:
-    """Print the words of a store that are nearest to a word or phrase.
+    """Print the words of a store nearest to a word or phrase.
 
     It is in brackets in each SENTENCE, as in "He sat by the [bank] .".
     """

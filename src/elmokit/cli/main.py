@@ -15,6 +15,7 @@ from elmokit.cli.index import index, neighbours
 from elmokit.cli.language_model import perplexity, substitutes
 from elmokit.cli.models import convert, export, info, models
 from elmokit.cli.probe import probe
+from elmokit.cli.senses import senses
 from elmokit.cli.serve import serve
 from elmokit.cli.tasks import task
 from elmokit.cli.terminal import OneLineErrors
@@ -34,7 +35,7 @@ def main(debug: bool) -> None:
 
 
 VERBS = [
-    *(embed, encode, similar, substitutes, perplexity),
+    *(embed, encode, similar, senses, substitutes, perplexity),
     *(info, models, convert, export),
     *(vocab, prepare, pretrain, finetune),
     *(task, probe, index, neighbours, serve, bench),

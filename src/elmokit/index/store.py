@@ -27,7 +27,6 @@ from elmokit.arguments import (
     check_optional_integer,
     check_path,
     check_string,
-    describe,
 )
 from elmokit.extras import require
 from elmokit.files import replacing
@@ -49,7 +48,8 @@ from elmokit.index.graph import Hits, WordGraph, compare, rank, stack, to_int8
 from elmokit.index.same_model import ModelCheck
 from elmokit.index.words import Occurrences, hash_words, spread
 from elmokit.inference.runner import Sentence
-from elmokit.inference.vectors import unit
+from elmokit.inference.senses import Occurrence, WordSenses
+from elmokit.inference.vectors import check_vectors, unit
 from elmokit.inference.views import check_layers, view_of
 from elmokit.model import ELMo
 from elmokit.text import check_sentences, check_tokens, marked_phrase
@@ -351,14 +351,7 @@ class WordIndex:
             ValueError: If the vectors have another shape, or `k` is less than 1.
         """
         k, exact = check_integer("k", k), check_flag("exact", exact)
-        try:
-            queries = np.asarray(vectors, np.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"vectors must be numbers (n, {self.settings.dim}), not {describe(vectors)}") from error
-        if queries.ndim != 2 or queries.shape[1] != self.settings.dim:
-            raise ValueError(f"vectors are {queries.shape}: this index has vectors of (n, {self.settings.dim})")
-        if not np.isfinite(queries).all():
-            raise ValueError("vectors have values that are not finite: they cannot be compared")
+        queries = check_vectors("vectors", vectors, self.settings.dim)
         queries = np.asarray(unit(queries), np.float32)
         stored, in_graph = self._files.vectors, self.contents.graph_rows
         k = min(k, len(self))
@@ -401,6 +394,27 @@ class WordIndex:
                 path = self.folder / WORDS_FILE
                 raise ValueError(f"{path}: damaged at word {row:,}: delete it, it is made again from the sentences")
         return Occurrences(words, self._files.vectors[chosen].astype(np.float32), chosen, len(rows))
+
+    def senses(self, model: ELMo, word: str, *, num_senses: int | None = None, limit: int | None = 2000) -> WordSenses:
+        """The occurrences of a word, grouped into senses, as `ELMo.senses` does.
+
+        Args:
+            model: The model that the index was created with.
+            word: One token, in upper or lower case.
+            num_senses: Number of senses; None finds it from the data.
+            limit: As for `occurrences`.
+
+        Raises:
+            ValueError: If the word is several tokens, or the model is another one.
+        """
+        _check_kind(model)
+        num_senses = check_optional_integer("num_senses", num_senses)
+        if len(model.tokenizer(check_string("word", word))) != 1:
+            raise ValueError(f"word is {word!r}: an index has single tokens; find a phrase with ELMo.senses")
+        self.check_model(model)
+        found = self.occurrences(word, limit=limit)
+        uses = [Occurrence(one.tokens, one.position, one.position + 1, one.sentence_number) for one in found.words]
+        return model.group_senses(word, uses, found.vectors, num_senses=num_senses)
 
     @property
     def _layer(self) -> Layer:

@@ -79,9 +79,7 @@ class WordSenses:
             ImportError: If matplotlib is not installed.
             ValueError: If there are no occurrences, or the file has another suffix.
         """
-        target = Path(check_path("path", path))
-        if target.suffix.lower() not in (".svg", ".png", ".pdf"):
-            raise ValueError(f"{target}: a picture is an .svg, .png or .pdf file: give the path such a suffix")
+        target = check_picture(path)
         if not self.occurrences:
             raise ValueError(f"{self.word!r} does not occur: there is nothing to draw")
         matplotlib = require("matplotlib", extra="plot")
@@ -107,6 +105,20 @@ class WordSenses:
                     figure.savefig(temporary, format=kind, metadata=metadata, dpi=150)
             finally:
                 pyplot.close(figure)
+
+
+def check_picture(path: str | Path) -> Path:
+    """Check that a picture can be drawn, before any long work.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the file has another suffix than .svg, .png or .pdf.
+    """
+    target = Path(check_path("path", path))
+    if target.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"{target}: a picture is an .svg, .png or .pdf file: give the path such a suffix")
+    require("matplotlib", extra="plot")
+    return target
 
 
 def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Tokenizer) -> Iterator[Occurrence]:
