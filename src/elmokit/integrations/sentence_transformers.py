@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from elmokit.extras import require
 from elmokit.files import write_json
-from elmokit.inference.views import check_layers, view_of
+from elmokit.inference.views import Reading, View, check_layers, view_of
 from elmokit.model import ELMo
 from elmokit.settings import check_types, from_mapping, read_json, to_mapping
 from elmokit.text import as_tokens
@@ -50,14 +51,16 @@ class _Settings:
 
 
 class ElmoEmbeddings(InputModule):
-    """Texts -> vectors of their words and sentences, from one layer of a biLM or from all.
+    """Texts -> vectors of their words and sentences, by one of the views of `ELMo.encode` or by a learned mix.
 
     Gradients reach the biLM if the ELMo was made with `freeze=False`. The module has a copy of the ELMo, without its
     output layer: vectors do not need it, and fine-tuning would make it wrong.
 
     Args:
         elmo: The model.
-        layers: "average", "top" or a number, as in `ELMo.encode`; or "mix", the ELMo's own mix, which training learns.
+        layers: "average", "top", "slot", "sense" or a number, as in `ELMo.encode`; or "mix", the ELMo's own mix, which
+            training learns. "sense" reads the weights of words, which come from the ELMo's vocabulary or lexicon and
+            are saved with it; weights that were set by hand are not saved.
         max_seq_length: Largest number of words per text; longer texts are cut. None: no limit.
 
     Raises:
@@ -70,14 +73,17 @@ class ElmoEmbeddings(InputModule):
         self,
         elmo: ELMo,
         *,
-        layers: Literal["average", "top", "mix"] | int = "average",
+        layers: Literal["average", "top", "slot", "sense", "mix"] | int = "average",
         max_seq_length: int | None = None,
     ) -> None:
         super().__init__()
+        self._view: View | None = None  # None is the mix
         if layers != "mix":
             layers = check_layers(layers, elmo.num_layers, single=True)  # type: ignore[assignment]  # not "all"
+            self._view = view_of(layers, elmo.num_layers, single=True)
         elif len(elmo.mixes) != 1:
             raise ValueError(f'layers="mix" needs an ELMo with num_mixes=1, not {len(elmo.mixes)}')
+        weighted = self._view is not None and self._view.needs_weights
         if max_seq_length is not None and max_seq_length < 1:
             raise ValueError(f"max_seq_length must be at least 1 word, or None for no limit, not {max_seq_length}")
         self.layers, self.max_seq_length = layers, max_seq_length
@@ -88,12 +94,14 @@ class ElmoEmbeddings(InputModule):
             num_mixes=1 if layers == "mix" else 0,
             dropout=elmo.dropout.p,
             layer_norm=elmo.layer_norm,
-            vocabulary=elmo.vocabulary if elmo.reads_words else None,
+            vocabulary=elmo.vocabulary if elmo.reads_words or weighted else None,
             lexicon=elmo.lexicon,
             tokenizer=elmo.tokenizer.name,
         ).train(elmo.training)
         if layers == "mix":
             self.elmo.mixes = copy.deepcopy(elmo.mixes)
+        if weighted:
+            self.elmo.word_weights = elmo.word_weights
 
     def preprocess(
         self,
@@ -110,7 +118,8 @@ class ElmoEmbeddings(InputModule):
             max_length: Largest number of words per text, instead of `max_seq_length`.
 
         Returns:
-            `input_ids`, as from `ELMo.to_ids`; with a prompt, also its number of words, `prompt_length`.
+            `input_ids`, as from `ELMo.to_ids`; for "sense" also the weights of the words, `word_weights` (B, T); with a
+            prompt, also its number of words, `prompt_length`.
 
         Raises:
             ValueError: If a prompt comes with lists of words.
@@ -124,32 +133,48 @@ class ElmoEmbeddings(InputModule):
             first = self.elmo.tokenizer.with_offsets(str(inputs[0]))
             features["prompt_length"] = sum(token.start < len(prompt.rstrip()) for token in first)
         limit = max_length or self.max_seq_length
-        ids = self.elmo.to_ids([words[:limit] for words in as_tokens(inputs, self.elmo.tokenizer)])
+        sentences = [words[:limit] for words in as_tokens(inputs, self.elmo.tokenizer)]
+        ids = self.elmo.to_ids(sentences)
         if ids.shape[1] == 0:  # a pooling module needs at least one token, if only padding
             ids = functional.pad(ids, (0, 0) * (ids.ndim - 2) + (0, 1))
+        if self._view is not None and self._view.needs_weights:
+            weights = torch.zeros(ids.shape[:2])
+            for row, words in zip(weights, sentences, strict=True):
+                row[: len(words)] = torch.from_numpy(self.elmo.word_weights(words))
+            features["word_weights"] = weights
         return features | {"input_ids": ids}
 
     def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:
         """Run the model.
 
         Args:
-            features: With `input_ids`, from `preprocess`.
+            features: With `input_ids`, and for "sense" `word_weights`, from `preprocess`.
 
         Returns:
             The features with `token_embeddings` (B, T, 2P), `attention_mask` (B, T) and `sentence_embedding` (B, 2P).
         """
-        output = self.elmo(features["input_ids"])
-        if self.layers == "mix":
-            tokens = output.mixes[0]
+        if self._view is None:
+            output = self.elmo(features["input_ids"])
+            tokens, mask = output.mixes[0], output.mask
         else:
-            tokens = view_of(self.layers, self.elmo.num_layers)(output.layers)
+            tokens, mask = self._view_tokens(self._view, features)
         wide = torch.promote_types(tokens.dtype, torch.float32)  # half precision is not enough for a sum
         totals = tokens.sum(dim=1, dtype=wide)  # padding is zero, so it adds nothing
         return features | {
             "token_embeddings": tokens,
-            "attention_mask": output.mask.long(),
-            "sentence_embedding": totals / output.mask.sum(dim=1, keepdim=True).clamp(min=1),
+            "attention_mask": mask.long(),
+            "sentence_embedding": totals / mask.sum(dim=1, keepdim=True).clamp(min=1),
         }
+
+    def _view_tokens(self, view: View, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Vectors (B, T, 2P) by a view, zeros at padding, and the mask (B, T)."""
+        device, weights = self.elmo.device, None
+        if view.needs_weights:
+            weights = features["word_weights"].to(device)
+        output = self.elmo.bilm(features["input_ids"].to(device), keep_boundaries=True)
+        mask = output.mask[:, 2:]
+        reading = Reading(output.layers, tuple(mask.sum(dim=1).tolist()), weights)
+        return torch.where(mask.unsqueeze(-1), view.tokens(reading), 0.0), mask
 
     def get_embedding_dimension(self) -> int:
         """Width of a vector: 2P."""

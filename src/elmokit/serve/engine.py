@@ -1,6 +1,6 @@
 """The model behind a batcher: what the endpoints ask of it.
 
-Input: token lists with a function of their layers; sentences to score; words to replace or to look up; inputs of
+Input: token lists with a function of their `Reading`; sentences to score; words to replace or to look up; inputs of
 tasks.  Output: NumPy arrays and plain values, equal to those of `ELMo`, whatever other requests share the batch.
 """
 
@@ -18,13 +18,13 @@ from torch import Tensor
 from elmokit.index import Neighbour, WordIndex
 from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
-from elmokit.inference.views import check_layers
+from elmokit.inference.views import Reading, View, check_layers
 from elmokit.model import ELMo
 from elmokit.serve.batching import Batcher, BatchReport, Run
 from elmokit.serve.settings import Settings
 
 Vectors = npt.NDArray[np.float32]
-Reduce = Callable[[Tensor], Tensor]
+Reduce = Callable[[Reading], Tensor]
 
 NUM_BOUNDARIES = 2  # tokens that the model adds to each sentence
 QUEUED_BATCHES = 16
@@ -107,21 +107,24 @@ class Engine:
 
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
-    async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce) -> list[Vectors]:
+    async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce]) -> list[Vectors]:
         """Vectors of sentences.
 
         Args:
             sentences: Token lists.
-            reduce: A function of all layers (L+1, T, 2P) of a sentence. It runs on the model's thread.
+            reduce: A function of the `Reading` of one sentence, or a function for each sentence. It runs on the model's
+                thread.
 
         Returns:
-            The result of `reduce` for each sentence.
+            The result of the function for each sentence.
         """
         if not self.model.reads_words:
-            # the model reads no more characters of a word, and its cache of words need not keep them
-            limit = self.model.config.max_characters
+            # The cache of words need not keep the characters that the model does not read. One more is kept: a word
+            # that is cut does not have the weight of another word, which ends there.
+            limit = self.model.config.max_characters + 1
             sentences = [[token[:limit] for token in tokens] for tokens in sentences]
-        return await self._submit("vectors", [(tokens, reduce) for tokens in sentences], map(len, sentences))
+        reduces = [reduce] * len(sentences) if callable(reduce) else reduce
+        return await self._submit("vectors", list(zip(sentences, reduces, strict=True)), map(len, sentences))
 
     async def log_probs(self, sentences: Sequence[list[str]]) -> list[TokenLogProbs]:
         """Log-probabilities of every token of each token list."""
@@ -157,8 +160,11 @@ class Engine:
 
     @torch.no_grad()
     def _vectors(self, items: list[tuple[list[str], Reduce]]) -> list[Vectors]:
-        layers = self.model.embed([tokens for tokens, _ in items], layers="all", convert_to_tensor=True)
-        return [_own_array(reduce(stacked)) for stacked, (_, reduce) in zip(layers, items, strict=True)]
+        results: list[Vectors] = [np.empty(0, np.float32)] * len(items)
+        for position, reading in self.model.readings([tokens for tokens, _ in items]):
+            _, reduce = items[position]
+            results[position] = _own_array(reduce(reading))
+        return results
 
     def _log_probs(self, sentences: list[list[str]]) -> list[TokenLogProbs]:
         return self.model.log_probs(sentences)
@@ -184,26 +190,50 @@ def _own_array(vectors: Tensor) -> Vectors:
     return array
 
 
-# ---- functions of all layers (L+1, T, 2P) of a sentence --------------------------------------------------------------
+# ---- functions of the reading of one sentence ------------------------------------------------------------------------
 
 
-def sentence_vector(view: Reduce, *, normalize: bool) -> Reduce:
+def token_vectors(view: View) -> Reduce:
+    """A function from a reading to the vectors of the tokens (T, 2P), as from `ELMo.embed`.
+
+    Args:
+        view: One vector per token: not "all".
+    """
+    return lambda reading: view.tokens(reading)[0]
+
+
+def sentence_vector(view: View, *, normalize: bool) -> Reduce:
     """A function that averages token vectors, as `ELMo.encode` does.
 
     Args:
-        view: A function from all layers (L+1, T, 2P) to token vectors (T, 2P).
+        view: One vector per token: not "all".
         normalize: Scale the result to length one.
 
     Returns:
-        A function from all layers (L+1, T, 2P) to (2P,). A sentence without tokens gives zeros.
+        A function from a reading to (2P,). A sentence without tokens gives zeros.
     """
 
-    def reduce(layers: Tensor) -> Tensor:
-        vectors = view(layers)
+    def reduce(reading: Reading) -> Tensor:
+        vectors = view.tokens(reading)[0]
         mean = vectors.sum(dim=0, dtype=torch.float32) / max(1, len(vectors))
         return torch.nn.functional.normalize(mean, dim=-1) if normalize else mean
 
     return reduce
+
+
+def phrase_vector(view: View, start: int, end: int) -> Reduce:
+    """A function that gives the vector of a phrase, of length one.
+
+    Args:
+        view: One vector per token: not "all".
+        start: The first token of the phrase.
+        end: The token after it.
+
+    Returns:
+        A function from a reading to (2P,).
+    """
+    first, behind = torch.tensor([start]), torch.tensor([end])
+    return lambda reading: torch.nn.functional.normalize(view.spans(reading, first, behind)[0, 0], dim=-1)
 
 
 def chosen_layers(numbers: Sequence[int], num_layers: int) -> Reduce:
@@ -214,7 +244,7 @@ def chosen_layers(numbers: Sequence[int], num_layers: int) -> Reduce:
         num_layers: Number of layers of the model, layer 0 included.
 
     Returns:
-        A function from all layers (L+1, T, 2P) to (k, T, 2P).
+        A function from a reading to (k, T, 2P).
 
     Raises:
         ValueError: If the model has no such layer.
@@ -222,22 +252,27 @@ def chosen_layers(numbers: Sequence[int], num_layers: int) -> Reduce:
     for number in numbers:
         check_layers(number, num_layers, single=True)
     chosen = list(numbers)
-    return lambda stacked: stacked[chosen]
+    return lambda reading: reading.layers[chosen, 0, 1:-1]
 
 
 def weighted_sum(layers: Reduce, weights: Sequence[float], gamma: float) -> Reduce:
     """A function that mixes layers with given weights: gamma * sum_j softmax(weights)_j * layer_j.
 
     Args:
-        layers: A function from all layers (L+1, T, 2P) to the k layers to mix (k, T, 2P).
+        layers: A function from a reading to the k layers to mix (k, T, 2P).
         weights: k weights, before the softmax.
         gamma: Factor of the sum.
 
     Returns:
-        A function from all layers (L+1, T, 2P) to (T, 2P).
+        A function from a reading to (T, 2P).
     """
     factors = torch.tensor(weights, dtype=torch.float32).softmax(dim=0) * gamma
-    return lambda stacked: torch.einsum("l,ltp->tp", factors.to(stacked), layers(stacked))
+
+    def reduce(reading: Reading) -> Tensor:
+        chosen = layers(reading)
+        return torch.einsum("l,ltp->tp", factors.to(chosen), chosen)
+
+    return reduce
 
 
 def warm_up(model: ELMo) -> None:
@@ -249,6 +284,6 @@ def warm_up(model: ELMo) -> None:
     Args:
         model: The model.
     """
-    model.embed([["warm", "up"]])
+    model.embed([["warm", "up"]], layers="sense")  # also makes the weights of words
     with torch.no_grad():
         model.bilm(model.to_ids([["warm"] * length for length in range(1, WARM_UP_ROWS + 1)]).to(model.device))

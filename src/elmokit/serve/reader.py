@@ -133,15 +133,15 @@ class RequestReader:
             message = f"no result within {self.settings.deadline:g} s: send fewer sentences, or try again later"
             raise RefusalError(504, "Timeout", message) from None
 
-    async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce) -> list[Vectors]:
+    async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce]) -> list[Vectors]:
         """Vectors of sentences, before the deadline.
 
         Args:
             sentences: Token lists from `sentences`.
-            reduce: A function of all layers (L+1, T, 2P) of a sentence.
+            reduce: A function of the `Reading` of one sentence, or a function for each sentence.
 
         Returns:
-            The result of `reduce` for each sentence.
+            The result of the function for each sentence.
         """
         vectors: list[Vectors] = await self.before_deadline(self.engine.vectors(sentences, reduce))
         return vectors

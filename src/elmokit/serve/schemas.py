@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Inputs = str | list[str | list[str]]
-Layer = Literal["average", "top"] | Annotated[int, Field(ge=0)]
+Layer = Literal["average", "top", "slot", "sense"] | Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 
 
@@ -48,17 +48,24 @@ class EmbedAllRequest(Truncation):
 
 
 class SimilarityInput(RequestBody):
-    """A sentence, and the sentences to compare it with."""
+    """A sentence, and the sentences to compare it with. With `word`, that word or phrase in them, which all have."""
 
     source_sentence: str
     sentences: list[str]
+    word: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+
+
+class SimilarityParameters(Truncation):
+    """Which vectors are compared. `layers` is by default "average" for sentences, "sense" for a word."""
+
+    layers: Layer | None = None
 
 
 class SimilarityRequest(RequestBody):
-    """Cosines of sentence vectors."""
+    """Cosines of sentence vectors, or of a word in the sentences."""
 
     inputs: SimilarityInput
-    parameters: Truncation | None = None
+    parameters: SimilarityParameters | None = None
 
 
 class TokenizeRequest(RequestBody):

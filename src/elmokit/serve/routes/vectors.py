@@ -14,13 +14,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from elmokit.inference.views import view_of
+from elmokit.inference.views import View, view_of
 from elmokit.model import ELMo
 from elmokit.serve import schemas, wire
-from elmokit.serve.engine import chosen_layers, sentence_vector, weighted_sum
+from elmokit.serve.engine import Reduce, chosen_layers, phrase_vector, sentence_vector, token_vectors, weighted_sum
 from elmokit.serve.errors import RefusalError
 from elmokit.serve.reader import RequestReader
-from elmokit.text import BOS_TOKEN, EOS_TOKEN
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, find_phrase
 
 
 def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
@@ -46,7 +46,7 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
         """One vector per token of each text."""
         view = view_of(body.layers, model.num_layers, single=True)
         sentences = await reader.sentences(request, body.inputs, body)
-        return await wire.ragged_response(request, await reader.vectors(sentences, view))
+        return await wire.ragged_response(request, await reader.vectors(sentences, token_vectors(view)))
 
     @app.post("/layers", response_model=schemas.LayersResponse, responses=wire.BINARY_RESPONSES, tags=["vectors"])
     async def layers(request: Request, body: schemas.LayersRequest) -> Response:
@@ -64,17 +64,23 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
         vectors = await reader.vectors(sentences, reduce)
         return await wire.ragged_response(request, vectors, before=before, after=b"]}")
 
-    average = sentence_vector(view_of("average", model.num_layers, single=True), normalize=True)
-
     @app.post("/similarity", response_model=list[float], tags=["vectors"])
     async def similarity(request: Request, body: schemas.SimilarityRequest) -> Response:
-        """The cosine of one sentence with each of the others."""
-        if not body.inputs.sentences:
+        """The cosine of one sentence with each of the others; with `word`, of that word in them."""
+        inputs, parameters = body.inputs, body.parameters or schemas.SimilarityParameters()
+        default = "average" if inputs.word is None else "sense"
+        view = view_of(default if parameters.layers is None else parameters.layers, model.num_layers, single=True)
+        if not inputs.sentences:
             raise RefusalError(400, "Empty", "inputs.sentences is empty: send at least one sentence")
-        texts: schemas.Inputs = [body.inputs.source_sentence, *body.inputs.sentences]
-        sentences = await reader.sentences(request, texts, body.parameters or schemas.Truncation(), name="sentences")
-        source, *others = await reader.vectors(sentences, average)
+        texts: schemas.Inputs = [inputs.source_sentence, *inputs.sentences]
+        sentences = await reader.sentences(request, texts, parameters, name="sentences")
+        reduce: Reduce | list[Reduce] = sentence_vector(view, normalize=True)
+        if inputs.word is not None:
+            reduce = await run_in_threadpool(_phrases, inputs.word, sentences, view, model)
+        source, *others = await reader.vectors(sentences, reduce)
         return wire.json_response(np.stack(others) @ source)
+
+    average = sentence_vector(view_of("average", model.num_layers, single=True), normalize=True)
 
     @app.post("/v1/embeddings", response_model=schemas.OpenAIResponse, tags=["vectors"])
     async def openai_embeddings(request: Request, body: schemas.OpenAIRequest) -> Response:
@@ -96,6 +102,19 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         await reader.sentences(request, list(texts))  # checks the limits
         return wire.json_response(await run_in_threadpool(_simple_tokens, texts, model, body.add_special_tokens))
+
+
+def _phrases(word: str, sentences: Sequence[list[str]], view: View, model: ELMo) -> list[Reduce]:
+    """For each sentence, the first the source, a function that gives the vector of the word in it."""
+    reduces = []
+    for number, tokens in enumerate(sentences):
+        try:
+            place = find_phrase(word, tokens, model.tokenizer)
+        except ValueError as error:
+            name = f"sentences[{number - 1}]" if number else "source_sentence"
+            raise ValueError(f"inputs.{name}: {error}") from None
+        reduces.append(phrase_vector(view, *place))
+    return reduces
 
 
 def _simple_tokens(texts: Sequence[str], model: ELMo, add_special_tokens: bool) -> list[list[dict[str, Any]]]:
