@@ -29,12 +29,15 @@ from elmokit.datasets.senses import (
     SenseIndex,
     SenseInstance,
     SenseSentence,
+    Word,
     WordInContext,
     WordPair,
+    as_phrases,
     read_scws,
     read_sense_index,
     read_wic,
     read_wsd,
+    word_of_sense,
 )
 from elmokit.datasets.sentiment import LabelledText, read_labelled_tsv, read_sst_trees
 from elmokit.datasets.tagging import (
@@ -61,8 +64,10 @@ __all__ = [
     "SentencePair",
     "Span",
     "TaggedSentence",
+    "Word",
     "WordInContext",
     "WordPair",
+    "as_phrases",
     "read_bio",
     "read_conll2000",
     "read_conll2003",
@@ -80,4 +85,5 @@ __all__ = [
     "read_sst_trees",
     "read_wic",
     "read_wsd",
+    "word_of_sense",
 ]

@@ -8,14 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from xml.parsers import expat
 
 from elmokit.arguments import check_path
 from elmokit.datasets.lines import check_not_empty, choose, fail, parse_number, read_lines, read_text
 
-SenseIndex = dict[tuple[str, str], list[str]]
-"""(lemma, NOUN | VERB | ADJ | ADV) -> the sense keys of that word, the most frequent sense first."""
+Word = tuple[str, str]
+"""A lemma in lowercase, and NOUN, VERB, ADJ or ADV."""
+SenseIndex = dict[Word, list[str]]
+"""The sense keys of each word, the most frequent sense first."""
+
+QUOTES = {"``": '"', "''": '"'}  # of the Penn Treebank; running text, which models are trained on, has "
+KINDS = {"1": "NOUN", "2": "VERB", "3": "ADJ", "4": "ADV", "5": "ADJ"}  # of sense keys; 5: satellite adjectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,11 @@ class SenseInstance:
     senses: tuple[str, ...]
     """WordNet sense keys, each of which is correct; empty without a key file."""
 
+    @property
+    def word(self) -> Word:
+        """The word that is asked for."""
+        return self.lemma.lower(), self.pos
+
 
 @dataclass(frozen=True, slots=True)
 class SenseSentence:
@@ -41,6 +52,15 @@ class SenseSentence:
     lemmas: list[str]
     pos: list[str]
     instances: list[SenseInstance]
+
+    def as_words(self) -> tuple[list[str], list[int]]:
+        """The sentence as a model reads it.
+
+        Returns:
+            The words of all tokens, and T+1 offsets: `tokens[k]` is `words[offsets[k] : offsets[k + 1]]`.
+        """
+        phrases = as_phrases(self)
+        return [word for phrase in phrases for word in phrase], [0, *accumulate(map(len, phrases))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,11 @@ class WordPair:
     first: WordInContext
     second: WordInContext
     score: float
+
+
+def as_phrases(sentence: SenseSentence) -> list[list[str]]:
+    """The words of each token, which may be a phrase, as a model reads them."""
+    return [QUOTES.get(token, token).split() or [token] for token in sentence.tokens]
 
 
 def read_wsd(path: str | Path, keys: str | Path | None = None) -> list[SenseSentence]:
@@ -162,16 +187,21 @@ def read_sense_index(path: str | Path) -> SenseIndex:
     Raises:
         ValueError: If the file is not in this format. The message names the line.
     """
-    names = {"1": "NOUN", "2": "VERB", "3": "ADJ", "4": "ADV", "5": "ADJ"}  # 5: satellite adjectives
-    numbered: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    numbered: dict[Word, list[tuple[int, str]]] = {}
     for number, line in read_lines(path):
-        match = re.fullmatch(r"((\S+)%([1-5]):\S*) \d+ (\d+) \d+", line)
+        match = re.fullmatch(r"(\S+%[1-5]:\S*) \d+ (\d+) \d+", line)
         if not match:
             fail(path, number, f"{line!r}, expected a sense key, an offset, a sense number and a count")
-        key, lemma, kind, rank = match.groups()
-        numbered.setdefault((lemma, names[kind]), []).append((int(rank), key))
+        key, rank = match.groups()
+        numbered.setdefault(word_of_sense(key), []).append((int(rank), key))
     check_not_empty(path, list(numbered))
     return {word: [key for _, key in sorted(senses)] for word, senses in numbered.items()}
+
+
+def word_of_sense(key: str) -> Word:
+    """The word of a WordNet sense key, such as ("bank", "NOUN") of `bank%1:17:01::`."""
+    lemma, _, rest = key.rpartition("%")
+    return lemma, KINDS[rest[0]]
 
 
 def read_wic(path: str | Path, gold: str | Path | None = None) -> list[WordPair]:

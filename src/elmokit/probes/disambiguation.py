@@ -15,15 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elmokit.datasets import SenseIndex, SenseInstance, SenseSentence
+from elmokit.datasets import SenseIndex, SenseInstance, SenseSentence, Word
+from elmokit.datasets import as_phrases as as_phrases
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors
+from elmokit.tasks import metrics
 
 ALL = "all"
-QUOTES = {"``": '"', "''": '"'}  # of the Penn Treebank; running text, which models are trained on, has "
-
-Word = tuple[str, str]  # lemma and part of speech
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,20 @@ def disambiguate(
         name: [one for sentence in sentences for one in sentence.instances] for name, sentences in tests.items()
     }
     questions[ALL] = [one for name in tests if name != dev for one in questions[name]]
-    words = {_word(one) for instances in questions.values() for one in instances}
+    words = {one.word for instances in questions.values() for one in instances}
     counts: dict[Word, Counter[str]] = {}
     for sentence in train:
         for one in sentence.instances:
-            if _word(one) in words:
-                counts.setdefault(_word(one), Counter()).update(one.senses)
+            if one.word in words:
+                counts.setdefault(one.word, Counter()).update(one.senses)
     asked = [sentence for sentences in tests.values() for sentence in sentences]
     nearest = _nearest_senses(model, train, asked, counts, progress)
 
     def first_sense(one: SenseInstance) -> str | None:
-        return next(iter(index.get(_word(one), ())), None)
+        return next(iter(index.get(one.word, ())), None)
 
     def most_frequent(one: SenseInstance) -> str | None:
-        found = counts.get(_word(one))
+        found = counts.get(one.word)
         return found.most_common(1)[0][0] if found else first_sense(one)
 
     def score(answer: Callable[[SenseInstance], str | None]) -> dict[str, float]:
@@ -92,9 +91,7 @@ def disambiguate(
         figures = {}
         for name, instances in questions.items():
             answers = [answer(one) for one in instances]
-            right = sum(said in one.senses for said, one in zip(answers, instances, strict=True))
-            answered = len(instances) - answers.count(None)
-            figures[name] = 200 * right / max(answered + len(instances), 1)
+            figures[name] = 100 * metrics.sense_f1([one.senses for one in instances], answers)["f1"]
         return figures
 
     def by_layer(row: int) -> Callable[[SenseInstance], str | None]:
@@ -104,7 +101,7 @@ def disambiguate(
     return DisambiguationScores(
         dev=dev,
         num_instances={name: len(instances) for name, instances in questions.items()},
-        num_unseen={name: sum(_word(one) not in counts for one in instances) for name, instances in questions.items()},
+        num_unseen={name: sum(one.word not in counts for one in instances) for name, instances in questions.items()},
         first_sense=score(first_sense),
         most_frequent=score(most_frequent),
         layers=layers,
@@ -132,14 +129,14 @@ def _nearest_senses(
     for number, vectors in place_vectors(model, examples.sentences, examples.places, progress=progress):
         one = examples.instances[number]
         for sense in one.senses:
-            sums[_word(one)][rows[_word(one)][sense]] += vectors
+            sums[one.word][rows[one.word][sense]] += vectors
     centres = {word: unit(total) for word, total in sums.items()}  # (senses, L+2, 2P)
     nearest = {}
     questions = _read(asked, rows)
     for number, vectors in place_vectors(model, questions.sentences, questions.places):
         one = questions.instances[number]
-        senses = list(rows[_word(one)])
-        cosines = np.einsum("sld,ld->ls", centres[_word(one)], unit(vectors))
+        senses = list(rows[one.word])
+        cosines = np.einsum("sld,ld->ls", centres[one.word], unit(vectors))
         nearest[id(one)] = [senses[best] for best in cosines.argmax(axis=1)]
     return nearest
 
@@ -153,24 +150,13 @@ class _Reading:
     instances: list[SenseInstance]
 
 
-def as_phrases(sentence: SenseSentence) -> list[list[str]]:
-    """The sentence as a model reads it: the words of each token, which may be a phrase."""
-    return [QUOTES.get(token, token).split() for token in sentence.tokens]
-
-
 def _read(sentences: Sequence[SenseSentence], wanted: Mapping[Word, object]) -> _Reading:
     reading = _Reading([], [], [])
     for number, sentence in enumerate(sentences):
-        phrases = as_phrases(sentence)
-        ends = np.cumsum([len(phrase) for phrase in phrases])
-        reading.sentences.append([word for phrase in phrases for word in phrase])
+        words, offsets = sentence.as_words()
+        reading.sentences.append(words)
         for one in sentence.instances:
-            if _word(one) in wanted:
-                end = int(ends[one.index])
-                reading.places.append(Place(number, end - len(phrases[one.index]), end))
+            if one.word in wanted:
+                reading.places.append(Place(number, offsets[one.index], offsets[one.index + 1]))
                 reading.instances.append(one)
     return reading
-
-
-def _word(one: SenseInstance) -> Word:
-    return one.lemma.lower(), one.pos

@@ -188,6 +188,24 @@ def f1_of_counts(right: int, gold: int, predicted: int) -> dict[str, float]:
     }
 
 
+# ---- word senses -----------------------------------------------------------------------------------------------------
+
+
+def sense_f1(gold: Sequence[Sequence[str]], predicted: Sequence[str | None]) -> dict[str, float]:
+    """Precision, recall and F1 of word senses.
+
+    Args:
+        gold: The sense keys of each word, each of which is right.
+        predicted: The predicted sense key of each word; None: no answer.
+
+    Returns:
+        `f1`, `precision` and `recall`.
+    """
+    _check_lengths(gold, predicted, "words")
+    right = sum(sense in senses for senses, sense in zip(gold, predicted, strict=True))
+    return f1_of_counts(right, len(gold), len(gold) - list(predicted).count(None))
+
+
 # ---- coreference -----------------------------------------------------------------------------------------------------
 
 Clusters = Sequence[Sequence[tuple[int, int]]]
