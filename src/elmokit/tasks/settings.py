@@ -41,6 +41,9 @@ class TaskConfig:
     phrases: bool = False
     """Train also on the labelled phrases inside the training sentences (trees of sentiment)."""
 
+    sense_index: str | None = None
+    """WordNet's index.sense, for `wsd`: words that are not in `train` take their first sense in it; null: none."""
+
     elmo: str | None = None
     """The biLM: a folder, an official name, a Hugging Face id; null: the model that comes with elmokit."""
     elmo_at: ElmoAt = "input"
@@ -110,10 +113,10 @@ class TaskConfig:
         for name in ("dropout", "elmo_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 0 or more and less than 1, not {getattr(self, name)}")
-        for name in ("train", "dev", "test", "out", "vectors"):
+        for name in ("train", "dev", "test", "out", "vectors", "sense_index"):
             if getattr(self, name) in ("", ()):
                 raise ValueError(f"{name} is empty: pass a file or a folder")
-        for name in ("train", "dev", "test", "out", "vectors", "elmo", "cache"):
+        for name in ("train", "dev", "test", "out", "vectors", "sense_index", "elmo", "cache"):
             if getattr(self, name) is not None:
                 check_paths(name, getattr(self, name))
         if self.tune and self.elmo_at == "none":

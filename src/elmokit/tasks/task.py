@@ -7,7 +7,7 @@ command line work with any such object.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -24,16 +24,49 @@ P = TypeVar("P", contravariant=True)  # a prediction for an example
 
 
 class Network(Protocol):
-    """What `Task.build` returns: an `nn.Module` that holds the inputs that it was built with as `self.inputs`."""
+    """What `Task.build` returns: an `nn.Module` that holds the inputs that it reads as `self.inputs`.
+
+    It is trained by gradients (`HasLoss`) or computed from the training examples in one pass (`HasSums`).
+    """
 
     inputs: Inputs
+
+    def predict(self, examples: Sequence[Any]) -> list[Any]:
+        """One prediction per example of a batch. It is called without gradients and in eval mode."""
+        ...
+
+
+@runtime_checkable
+class HasLoss(Protocol):
+    """A network that is trained by gradients, epoch after epoch."""
 
     def loss(self, examples: Sequence[Any]) -> Tensor:
         """The mean loss of a batch, a scalar."""
         ...
 
-    def predict(self, examples: Sequence[Any]) -> list[Any]:
-        """One prediction per example of a batch. It is called without gradients and in eval mode."""
+
+@runtime_checkable
+class HasSums(Protocol):
+    """A network whose weights come from a sum over all training examples: there are no gradients and no epochs."""
+
+    def sums(self, examples: Sequence[Any], on_examples: Callable[[int], None]) -> Tensor:
+        """What examples add to the sum.
+
+        Args:
+            examples: Some of the training examples.
+            on_examples: Called with the number of examples that are done.
+
+        Returns:
+            A tensor on the CPU. Its shape is the same for any examples.
+        """
+        ...
+
+    def set_sums(self, sums: Tensor) -> None:
+        """Set the weights.
+
+        Args:
+            sums: The sum over all training examples.
+        """
         ...
 
 
@@ -114,6 +147,25 @@ class HasPhrases(Protocol):
 
     def phrases(self, examples: Sequence[Any]) -> list[Any]:
         """The labelled parts of the examples, as examples."""
+        ...
+
+
+@runtime_checkable
+class HasResources(Protocol):
+    """A task that keeps data of another file than the training files (`TaskConfig.sense_index`)."""
+
+    def resources(self, config: TaskConfig) -> dict[str, Any]:
+        """Check the settings and read the file that they name.
+
+        Args:
+            config: The settings.
+
+        Returns:
+            Plain JSON values, which are added to those of `fit`.
+
+        Raises:
+            ValueError: If the task cannot be trained with these settings, or the file cannot be read.
+        """
         ...
 
 
