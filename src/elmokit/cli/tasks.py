@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,9 +34,9 @@ LINES_AT_ONCE = 256  # lines of standard input that are predicted together
 
 @click.group()
 def task() -> None:
-    """Train and use the tasks of the ELMo paper.
+    """Train and use the tasks of the ELMo paper, and word senses.
 
-    Tasks: ner, sentiment, entailment, questions, roles, coreference, pronouns, pos, chunking.
+    Tasks: ner, sentiment, entailment, questions, roles, coreference, pronouns, pos, chunking, wsd.
     """
 
 
@@ -90,6 +91,11 @@ def moved_options(verb: F) -> F:
     "--elmo-at",
     type=click.Choice(["none", "input", "both"]),
     help="Where ELMo's vectors are used: nowhere, as input, or as input and output.  [default: by the task]",
+)
+@click.option(
+    "--sense-index",
+    metavar="FILE",
+    help="WordNet's index.sense, for wsd: gives words that are not in --train their first sense.",
 )
 @json_option
 def train(as_json: bool, **options: Any) -> None:
@@ -273,8 +279,9 @@ def _progress() -> Iterator[Callable[[str, Progress], None]]:
     def describe(progress: Progress) -> str:
         if progress.stage == "vectors":
             return "vectors of the biLM"
+        loss = "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
         scores = "" if progress.scores is None else f"  dev {_format_scores(progress.scores)}"
-        return f"epoch {progress.epoch}  loss {progress.loss:.4f}{scores}"
+        return f"epoch {progress.epoch}{loss}{scores}"
 
     if not shows_bars():
         lines = Lines("", in_bytes=False)

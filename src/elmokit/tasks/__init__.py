@@ -1,4 +1,4 @@
-"""The six tasks of the paper, part-of-speech tagging, chunking and pronouns, with and without ELMo.
+"""The six tasks of the paper, part-of-speech tagging, chunking and pronouns, with and without ELMo; word senses.
 
     from elmokit.tasks import TaskConfig, load_task, train
 
@@ -9,6 +9,7 @@
     task.py         what a task is (`Task`): implement it to write a new one
     trained.py      a task with its weights (`TrainedTask`), and its folder
     trainer.py      one trainer for all tasks
+    learning.py     how a network gets its weights: by gradients, or from one sum
     inputs.py       tokens -> the vectors that a task's network reads
     vectors.py      static word vectors, and the layers of a frozen biLM on disk
     layers.py       layers that the networks share
@@ -17,14 +18,14 @@
     compare.py      the same training with and without ELMo: tables (tables.py) and plots (plots.py)
 
 The tasks themselves: tagging.py, sentiment.py, entailment.py, questions.py, roles.py, coreference.py and pronouns.py,
-which share span_pairs.py.
+which share span_pairs.py; senses.py, with lemmas.py, which finds the words of a dictionary in text.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from elmokit.tasks import coreference, entailment, pronouns, questions, roles, sentiment, tagging
+from elmokit.tasks import coreference, entailment, pronouns, questions, roles, senses, sentiment, tagging
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.task import Task
 from elmokit.tasks.trained import TrainedTask, load_task
@@ -40,6 +41,7 @@ TASKS: dict[str, Task[Any, Any]] = {
     "roles": roles.ROLES,
     "coreference": coreference.COREFERENCE,
     "pronouns": pronouns.PRONOUNS,
+    "wsd": senses.WSD,
 }
 
 __all__ = ["TASKS", "Progress", "Task", "TaskConfig", "TaskResult", "TrainedTask", "load_task", "train"]

@@ -1,0 +1,314 @@
+"""Word senses: which of its meanings in WordNet a word has in a sentence.
+
+Input: sentences whose words have sense keys (SemCor). Output: the sense keys of the words of other sentences.
+
+A sense is the mean vector of its training instances in the view "sense" (`layers="sense"`), which looks at a word, or
+at a phrase, from outside. A word takes the sense with the highest score,
+
+    cosine(word, sense) + PRIOR log((count + 1/2) / (total + senses / 2)),
+
+where `count` of the word's `total` training instances have this sense. A word that is not in the training data takes
+its first sense in WordNet's sense index, if the task was trained with one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from elmokit.datasets import SenseInstance, SenseSentence, Word, read_sense_index, read_wsd, word_of_sense
+from elmokit.inference.views import view_of
+from elmokit.network import to_device
+from elmokit.tasks import metrics
+from elmokit.tasks.inputs import Inputs
+from elmokit.tasks.lemmas import FoundWord, WordFinder
+from elmokit.tasks.settings import TaskConfig
+from elmokit.tasks.texts import describe_span, read_tokens
+from elmokit.text import TREEBANK, Tokenizer, check_tokens
+
+PRIOR = 0.03  # weight of a sense's frequency, chosen by cross-validation inside SemCor
+KINDS = {"NOUN": "NOUN", "PROPN": "NOUN", "VERB": "VERB", "ADJ": "ADJ", "ADV": "ADV"}  # tags that have senses
+FUNCTION_WORD_SHARE = 0.05  # a form that has a sense in fewer of its training occurrences is left out of text
+
+Counts = dict[str, dict[str, Any]]
+"""Part of speech -> lemma -> a count, or counts: words as keys of JSON objects."""
+
+
+@dataclass(frozen=True)
+class SenseAnswer:
+    """The sense of the word `tokens[start:end]`."""
+
+    start: int
+    end: int
+    lemma: str
+    pos: str
+    sense: str | None
+    """The sense key; None: the word is not known."""
+    cosine: float | None
+    """Cosine of the word and its sense; None if the word was not in the training data."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A sense that a word may have."""
+
+    word: Word
+    sense: str
+    row: int
+    """Row of the sense's vector."""
+    prior: float
+
+
+class NearestSense(nn.Module):
+    """A word in context -> the nearest sense.
+
+    Args:
+        inputs: Holds the biLM.
+        senses: For each word of the training data its senses, with their counts.
+        first_senses: For each word of a sense index its first sense.
+        finder: Finds words in running text.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        senses: Mapping[Word, Mapping[str, int]],
+        first_senses: Mapping[Word, str],
+        finder: WordFinder,
+    ) -> None:
+        super().__init__()
+        assert inputs.elmo is not None
+        self.inputs, self.first_senses, self.finder = inputs, first_senses, finder
+        self.view = view_of("sense", inputs.elmo.num_layers)
+        self.candidates: dict[Word, list[_Candidate]] = {}
+        num_senses = 0
+        for word, counts in senses.items():
+            priors = _log_shares(list(counts.values()))
+            self.candidates[word] = [
+                _Candidate(word, sense, num_senses + row, prior)
+                for row, (sense, prior) in enumerate(zip(counts, priors, strict=True))
+            ]
+            num_senses += len(counts)
+        self.rows = {(word, one.sense): one.row for word, own in self.candidates.items() for one in own}
+        self.vectors: Tensor  # (senses, 2P), of length 1
+        self.register_buffer("vectors", torch.zeros(num_senses, inputs.elmo.dim, dtype=torch.float16))
+
+    # ---- training ----
+
+    def sums(self, examples: Sequence[SenseSentence], on_examples: Callable[[int], None]) -> Tensor:
+        """The sum of the vectors of each sense's instances, (senses, 2P)."""
+        total = torch.zeros(self.vectors.shape)
+        words = [_asked_words(sentence) for sentence in examples]
+        for done, (number, vectors) in enumerate(self._embed(examples, words), start=1):
+            pairs = [
+                (place, self.rows[one.word, sense])
+                for place, one in enumerate(examples[number].instances)
+                for sense in one.senses
+            ]
+            places, rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(1)
+            total.index_add_(0, rows, vectors.cpu()[places])
+            on_examples(done)
+        on_examples(len(examples))
+        return total
+
+    def set_sums(self, sums: Tensor) -> None:
+        """Set the vectors of the senses. A sum has the direction of the mean."""
+        self.vectors.copy_(normalize(sums, dim=-1))
+
+    def _embed(
+        self, sentences: Sequence[SenseSentence], words: Sequence[Sequence[FoundWord]]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The number of each sentence that has words, and their vectors of length 1, (S, 2P)."""
+        assert self.inputs.elmo is not None
+        numbers = [number for number, found in enumerate(words) if found]
+        readings = [sentences[number].as_words() for number in numbers]
+        with torch.no_grad():
+            for place, reading in self.inputs.elmo.readings([tokens for tokens, _ in readings]):
+                offsets = torch.tensor(readings[place][1])
+                spans = torch.tensor([(one.start, one.end) for one in words[numbers[place]]])
+                start, end = offsets[spans].unbind(1)
+                yield numbers[place], normalize(self.view.spans(reading, start, end)[0], dim=-1)
+
+    # ---- prediction ----
+
+    def predict(self, examples: Sequence[SenseSentence]) -> list[list[SenseAnswer]]:
+        """The senses of each sentence: of its instances, or, without lemmas, of the words that are found in it."""
+        words = [
+            _asked_words(sentence) if sentence.lemmas else self.finder.find(sentence.tokens) for sentence in examples
+        ]
+        answers = [[self._first_sense(word) for word in found] for found in words]
+        for number, vectors in self._embed(examples, words):
+            candidates = [self._known_senses(word) for word in words[number]]
+            rows = torch.tensor([one.row for own in candidates for one in own], dtype=torch.long)
+            places = torch.tensor([place for place, own in enumerate(candidates) for _ in own], dtype=torch.long)
+            nearness = (
+                self.vectors[to_device(rows, vectors.device)].float() * vectors[to_device(places, vectors.device)]
+            )
+            cosines = torch.split(nearness.sum(dim=-1).cpu(), [len(own) for own in candidates])
+            for place, (word, own) in enumerate(zip(words[number], candidates, strict=True)):
+                if own:
+                    scores = cosines[place] + torch.tensor([one.prior for one in own])
+                    best = int(scores.argmax())
+                    cosine, (lemma, pos) = float(cosines[place][best]), own[best].word
+                    answers[number][place] = SenseAnswer(word.start, word.end, lemma, pos, own[best].sense, cosine)
+        return answers
+
+    def _known_senses(self, word: FoundWord) -> list[_Candidate]:
+        """The senses of the training data that a word may have; the prior of a form's words is added to theirs."""
+        known = {one: count for one, count in word.counts.items() if one in self.candidates}
+        priors = zip(known, _log_shares(list(known.values())), strict=True)
+        return [
+            _Candidate(one.word, one.sense, one.row, one.prior + prior)
+            for name, prior in priors
+            for one in self.candidates[name]
+        ]
+
+    def _first_sense(self, word: FoundWord) -> SenseAnswer:
+        """The answer without a vector: nouns come before verbs, adjectives and adverbs."""
+        lemma, pos = min(word.counts, key=lambda one: (one not in self.first_senses, list(KINDS).index(one[1])))
+        return SenseAnswer(word.start, word.end, lemma, pos, self.first_senses.get((lemma, pos)), None)
+
+
+def _log_shares(counts: Sequence[int]) -> list[float]:
+    """PRIOR times the logarithm of the smoothed share of each count."""
+    total = sum(counts) + len(counts) / 2
+    return [PRIOR * math.log((count + 0.5) / total) for count in counts]
+
+
+def _asked_words(sentence: SenseSentence) -> list[FoundWord]:
+    return [FoundWord(one.index, one.index + 1, {one.word: 1}) for one in sentence.instances]
+
+
+@dataclass(frozen=True)
+class Senses:
+    """Word senses as a task (`task.Task`, with `task.HasResources`)."""
+
+    metric: str = "f1"
+    suffixes: tuple[str, ...] = (".data.xml",)
+    requirements: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, path: str, tokenizer: Tokenizer = TREEBANK) -> list[SenseSentence]:
+        """Read the XML of the all-words WSD framework, with the key file beside it."""
+        sentences = read_wsd(path)
+        instances = [one for sentence in sentences for one in sentence.instances]
+        if not instances:
+            raise ValueError(f"{path}: no <instance> in this file: there is no word whose sense is known")
+        if not instances[0].senses:
+            name = Path(path).name.removesuffix(".gz").removesuffix(".xml").removesuffix(".data")
+            raise ValueError(f"{path}: no sense keys: put the file {name}.gold.key.txt beside it")
+        return sentences
+
+    def sentences(self, example: SenseSentence) -> list[list[str]]:
+        """The tokens, as the biLM reads them."""
+        return [example.as_words()[0]]
+
+    def fit(self, examples: Sequence[SenseSentence]) -> dict[str, Any]:
+        """The senses of each word, what each form is, and function words."""
+        senses: dict[Word, Counter[str]] = {}
+        forms: dict[str, Counter[Word]] = {}
+        without_sense: Counter[str] = Counter()
+        for sentence in examples:
+            without_sense.update(token.lower() for token in sentence.tokens)
+            for one in sentence.instances:
+                form = sentence.tokens[one.index].lower()
+                without_sense[form] -= 1
+                senses.setdefault(one.word, Counter()).update(one.senses)
+                forms.setdefault(form, Counter())[one.word] += 1
+        function_words = []
+        for form, count in without_sense.items():
+            num_senses = forms.get(form, Counter[Word]()).total()
+            # one more, so that a rare form, which may only be left unannotated, is not taken for a function word
+            if num_senses + 1 < FUNCTION_WORD_SHARE * (num_senses + count + 1) and any(map(str.isalnum, form)):
+                function_words.append(form)
+        return {
+            "senses": _to_json(senses),
+            "forms": {form: _to_json(words) for form, words in sorted(forms.items())},
+            "function_words": sorted(function_words),
+        }
+
+    def resources(self, config: TaskConfig) -> dict[str, Any]:
+        """The first senses of the sense index. Settings of a network are refused."""
+        for name, expected in {"elmo_at": "input", "tune": False, "vectors": "trained"}.items():
+            value = getattr(config, name)
+            if value != expected:
+                raise ValueError(
+                    f"{name} is {value!r}, but the task {config.task} compares vectors of the biLM and trains no "
+                    f"network: leave {name} out; it has no variants to compare"
+                )
+        index = {} if config.sense_index is None else read_sense_index(config.sense_index)
+        return {"first_senses": sorted(senses[0] for senses in index.values())}
+
+    def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> NearestSense:
+        """The network. It reads the biLM only: it has no other inputs, and no mixes."""
+        assert inputs.elmo is not None
+        inputs.elmo.mixes = nn.ModuleList()
+        only_bilm = Inputs(words=(), word_dim=0, static=None, char_dim=0, elmo=inputs.frozen, dropout=0.0)
+        senses = _from_json(fitted["senses"])
+        first_senses = {word_of_sense(sense): sense for sense in fitted["first_senses"]}
+        forms = {form: _from_json(words) for form, words in fitted["forms"].items()}
+        finder = WordFinder({**senses, **first_senses}, forms, fitted["function_words"])
+        return NearestSense(only_bilm, senses, first_senses, finder)
+
+    def score(self, examples: Sequence[SenseSentence], predictions: Sequence[list[SenseAnswer]]) -> dict[str, float]:
+        """F1 of senses."""
+        gold = [one.senses for sentence in examples for one in sentence.instances]
+        return metrics.sense_f1(gold, [answer.sense for answers in predictions for answer in answers])
+
+    def from_text(self, text: Any, tokenizer: Tokenizer = TREEBANK) -> SenseSentence:
+        """A sentence as `read_tokens` takes it, or a mapping with `tokens`, `lemmas` and `pos`."""
+        if not isinstance(text, Mapping) or not {"lemmas", "pos"} & text.keys():
+            return SenseSentence("", read_tokens(text, tokenizer), [], [], [])
+        if text.keys() != {"tokens", "lemmas", "pos"}:
+            raise ValueError(f'{dict(text)!r:.100}: expected {{"tokens": […], "lemmas": […], "pos": […]}}')
+        tokens, lemmas, tags = (
+            check_tokens(text[name], name, "a list of strings") for name in ("tokens", "lemmas", "pos")
+        )
+        if not len(tokens) == len(lemmas) == len(tags):
+            raise ValueError(f"{len(tokens)} tokens, {len(lemmas)} lemmas, {len(tags)} pos: pass one of each per token")
+        instances = [
+            SenseInstance("", index, lemma.replace(" ", "_"), KINDS[tag], ())
+            for index, (lemma, tag) in enumerate(zip(lemmas, tags, strict=True))
+            if tag in KINDS
+        ]
+        return SenseSentence("", tokens, lemmas, tags, instances)
+
+    def to_json(self, example: SenseSentence, prediction: list[SenseAnswer]) -> dict[str, Any]:
+        """The tokens, and the words that have a sense: tokens[start:end], lemma, part of speech, sense key, cosine."""
+        return {
+            "tokens": example.tokens,
+            "senses": [
+                {
+                    **describe_span(example.tokens, (one.start, one.end)),
+                    "lemma": one.lemma,
+                    "pos": one.pos,
+                    "sense": one.sense,
+                    "cosine": one.cosine,
+                }
+                for one in prediction
+                if one.sense is not None
+            ],
+        }
+
+
+def _to_json(words: Mapping[Word, Any]) -> Counts:
+    """A mapping from words as nested objects of JSON."""
+    counts: Counts = {}
+    for (lemma, pos), value in sorted(words.items(), key=lambda item: item[0]):
+        counts.setdefault(pos, {})[lemma] = value
+    return counts
+
+
+def _from_json(counts: Counts) -> dict[Word, Any]:
+    return {(lemma, pos): value for pos, lemmas in counts.items() for lemma, value in lemmas.items()}
+
+
+WSD = Senses()
