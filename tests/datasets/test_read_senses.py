@@ -13,6 +13,7 @@ from elmokit.datasets import (
     read_sense_index,
     read_wic,
     read_wsd,
+    word_of_sense,
 )
 
 XML = """<?xml version="1.0" encoding="UTF-8" ?>
@@ -81,6 +82,30 @@ def test_wsd_sentences_hold_the_words_in_question_with_their_keys(write):
         "d0.s0", ["The", "primary election", "&"], ["the", "primary_election", "&"], ["DET", "NOUN", "."], [instance]
     )
     assert read_wsd(path) == read_wsd(write("y.data.xml.gz", XML), keys) == [expected]
+
+
+def test_a_model_reads_the_words_of_phrases_and_plain_quotation_marks():
+    instance = SenseInstance("i", 1, "Primary_Election", "NOUN", ())
+    sentence = SenseSentence("s", ["``", "primary election", "''"], [], [], [instance])
+    words, offsets = sentence.as_words()
+    assert words == ['"', "primary", "election", '"']
+    assert words[offsets[instance.index] : offsets[instance.index + 1]] == ["primary", "election"]
+    assert offsets == [0, 1, 3, 4]
+    assert instance.word == ("primary_election", "NOUN")
+    assert SenseSentence("s", [], [], [], []).as_words() == ([], [0])
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("bank%1:17:01::", ("bank", "NOUN")),
+        ("fit%5:00:01:ready:00", ("fit", "ADJ")),
+        ("take_place%2:30:00::", ("take_place", "VERB")),
+        ("well%4:02:00::", ("well", "ADV")),
+    ],
+)
+def test_a_sense_key_names_its_word(key, word):
+    assert word_of_sense(key) == word
 
 
 def test_the_sense_index_lists_the_first_sense_first(write):

@@ -324,3 +324,13 @@ def test_the_gap_score_counts_both_names_of_each_pronoun(seed):
         )
     )
     assert (scores["precision"], scores["recall"]) == pytest.approx((right / guessed, right / of))
+
+
+def test_a_sense_is_right_if_it_is_one_of_the_gold_and_no_answer_costs_recall_only():
+    gold = [("a", "b"), ("c",), ("d",), ("e",)]
+    assert metrics.sense_f1(gold, ["b", "d", "d", None]) == pytest.approx(
+        {"f1": 4 / 7, "precision": 2 / 3, "recall": 0.5}
+    )
+    assert metrics.sense_f1([], []) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+    with pytest.raises(ValueError, match="1 gold words, 0 predicted"):
+        metrics.sense_f1([("a",)], [])
