@@ -1,10 +1,11 @@
 """Word senses by nearest neighbour (Peters et al., 2018, table 5): does a word's vector know its sense?
 
 Input: a model, sentences with known senses (SemCor), sentences whose senses are asked for, and WordNet's sense index.
-Output: F1 of each layer on each set, with two baselines that need no vectors.
+Output: F1 of each layer and view on each set, with two baselines that need no vectors.
 
 A sense is the mean vector of its training instances; a word takes the nearest one by cosine, and a word that is not in
-training takes WordNet's first sense. A phrase ("took place") is the mean of its words.
+training takes WordNet's first sense. In a layer a phrase ("took place") is the mean of its words; the views slot and
+sense see it as one word.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from elmokit.datasets import SenseIndex, SenseInstance, SenseSentence, Word
 from elmokit.datasets import as_phrases as as_phrases
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Place, Progress, layer_names, place_vectors
+from elmokit.probes.vectors import Place, Progress, place_vectors, view_names
 from elmokit.tasks import metrics
 
 ALL = "all"
@@ -38,7 +39,7 @@ class DisambiguationScores:
     most_frequent: dict[str, float]
     """The sense that is most frequent in training."""
     layers: dict[str, dict[str, float]]
-    """Layer -> set -> F1."""
+    """Layer or view -> set -> F1."""
     best_layer: str
 
 
@@ -97,7 +98,7 @@ def disambiguate(
     def by_layer(row: int) -> Callable[[SenseInstance], str | None]:
         return lambda one: nearest[id(one)][row] if id(one) in nearest else most_frequent(one)
 
-    layers = {name: score(by_layer(row)) for row, name in enumerate(layer_names(model))}
+    layers = {name: score(by_layer(row)) for row, name in enumerate(view_names(model))}
     return DisambiguationScores(
         dev=dev,
         num_instances={name: len(instances) for name, instances in questions.items()},
@@ -121,7 +122,7 @@ def _nearest_senses(
     A word with one sense in training needs no vector and is left out, as is one that is not in training.
     """
     rows = {word: {sense: row for row, sense in enumerate(found)} for word, found in counts.items() if len(found) > 1}
-    shape = (model.num_layers + 1, model.dim)
+    shape = (len(view_names(model)), model.dim)
     sums = {
         word: np.zeros((len(senses), *shape)) for word, senses in rows.items()
     }  # a sum has the direction of the mean
@@ -130,7 +131,7 @@ def _nearest_senses(
         one = examples.instances[number]
         for sense in one.senses:
             sums[one.word][rows[one.word][sense]] += vectors
-    centres = {word: unit(total) for word, total in sums.items()}  # (senses, L+2, 2P)
+    centres = {word: unit(total) for word, total in sums.items()}  # (senses, views, 2P)
     nearest = {}
     questions = _read(asked, rows)
     for number, vectors in place_vectors(model, questions.sentences, questions.places):

@@ -14,9 +14,9 @@ import numpy as np
 
 from elmokit.arguments import check_callable, check_instance, check_integer
 from elmokit.inference.vectors import unit
-from elmokit.inference.views import check_layers
+from elmokit.inference.views import Layers, view_of
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Array, Progress, check_token_lists, sentence_vectors
+from elmokit.probes.vectors import Array, Progress, check_token_lists
 from elmokit.text import MarkedWord, Tokenizer, as_list, check_tokens, marked_word
 
 WORDS_AT_ONCE = 4096
@@ -83,7 +83,7 @@ def nearest_in_context(
     corpus: Sequence[Sequence[str]],
     *,
     k: int = 5,
-    layer: int | None = None,
+    layer: Layers = "sense",
     progress: Progress | None = None,
 ) -> list[list[ContextNeighbour]]:
     """The tokens of a corpus nearest to a word in context, at most one per sentence.
@@ -94,7 +94,7 @@ def nearest_in_context(
             out.
         corpus: Token lists.
         k: Number of neighbours.
-        layer: The number of a layer; by default the last one.
+        layer: As `layers` of `ELMo.embed`, but not "all".
         progress: Called after each batch.
 
     Returns:
@@ -106,9 +106,7 @@ def nearest_in_context(
     check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
     check_callable("progress", progress)
     k = check_integer("k", k)
-    if layer is not None:
-        check_integer("layer", layer, least=-model.num_layers)
-    layer = int(check_layers(-1 if layer is None else layer, model.num_layers))
+    view = view_of(layer, model.num_layers, single=True, caller="nearest_in_context")
     corpus = check_token_lists(corpus, "corpus")
     asked = [_marked_query(query, number, model.tokenizer) for number, query in enumerate(as_list(queries, "queries"))]
     if not asked:
@@ -117,10 +115,14 @@ def nearest_in_context(
     wanted = unit(np.stack([found[place] for found, (_, place) in zip(vectors, asked, strict=True)]))  # (Q, 2P)
     # (cosine, minus the sentence's number, place): the earlier sentence wins where two are equal
     best: list[list[tuple[float, int, int]]] = [[] for _ in asked]
-    for number, layers in sentence_vectors(model, corpus, progress=progress):
+    done, total = 0, sum(map(len, corpus))
+    for number, reading in model.readings(corpus):
         if not len(corpus[number]):
             continue
-        cosines = wanted @ unit(layers[layer]).T  # (Q, T)
+        cosines = wanted @ unit(view.tokens(reading)[0].float().cpu().numpy()).T  # (Q, T)
+        done += len(corpus[number])
+        if progress is not None:
+            progress(done, total)
         for heap, (tokens, _), row in zip(best, asked, cosines, strict=True):
             if list(corpus[number]) == tokens:
                 continue

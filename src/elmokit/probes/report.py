@@ -16,7 +16,7 @@ from elmokit.files import replacing
 from elmokit.probes.disambiguation import ALL
 from elmokit.probes.suite import ProbeReport
 from elmokit.probes.tags import MIX
-from elmokit.probes.vectors import MEAN
+from elmokit.probes.vectors import MEAN, VIEWS
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def layer_figures(report: ProbeReport) -> list[LayerFigures]:
         figures.append(LayerFigures("WiC accuracy", scores["test"], scores["best_layer"], {"chance": 50.0}))
     if scores := found.get("scws"):
         figures.append(LayerFigures("SCWS Spearman x 100", scores["layers"], None, {}))
+        if same := scores.get("same_word"):
+            figures.append(LayerFigures("SCWS, one word, Spearman x 100", same, None, {}))
     if scores := found.get("senses"):
         figures.append(LayerFigures("sense triples won, %", scores["layers"], None, {"chance": 100 / 3}))
     return figures
@@ -111,11 +113,17 @@ def markdown(report: ProbeReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#555555"  # of Okabe and Ito, for all eyes
+BLUE, ORANGE, GREEN, PURPLE, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#555555",
+)  # of Okabe and Ito, for all eyes
 
 
 def plot(report: ProbeReport, path: Path) -> None:
-    """Draw bars of each layer, the mean and the mix, one panel per probe; a star marks the chosen layer.
+    """Draw bars of each layer, the mean, the mix and the views, one panel per probe; a star marks the chosen one.
 
     Args:
         report: The report.
@@ -137,7 +145,7 @@ def plot(report: ProbeReport, path: Path) -> None:
         axis.set_visible(False)
     for axis, one in zip(axes.flat, figures, strict=False):
         names, values = list(one.layers), list(one.layers.values())
-        colors = [{MEAN: ORANGE, MIX: GREEN}.get(name, BLUE) for name in names]
+        colors = [{MEAN: ORANGE, MIX: GREEN}.get(name, PURPLE if name in VIEWS else BLUE) for name in names]
         bars = axis.bar(range(len(names)), values, color=colors, width=0.7)
         labels = [f"{value:.1f}{' *' if name == one.best_layer else ''}" for name, value in one.layers.items()]
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a baseline may cross the figure
@@ -150,7 +158,9 @@ def plot(report: ProbeReport, path: Path) -> None:
         bottom = max(0.0, 5 * ((low - room) // 5)) if low >= 0 else 1.2 * low
         axis.set_ylim(bottom, high + 0.5 * room)
         axis.set_xticks(
-            range(len(names)), [f"layer {name}" if name.isdecimal() else name for name in names], fontsize=8
+            range(len(names)),
+            [name if len(names) > 5 or not name.isdecimal() else f"layer {name}" for name in names],
+            fontsize=8,
         )
         axis.tick_params(axis="y", labelsize=8)
         axis.set_title(f"{one.title} (axis from {bottom:.0f})" if bottom else one.title, fontsize=9)

@@ -18,7 +18,7 @@ from elmokit.extras import require
 from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.senses import SenseTriple
-from elmokit.probes.vectors import Floats, Place, Progress, gather, layer_names
+from elmokit.probes.vectors import Floats, Place, Progress, gather, view_names
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class RatingScores:
 
     num_pairs: int
     layers: dict[str, float]
+    num_same_word: int
+    same_word: dict[str, float]
+    """On the pairs of one word in two contexts, where only the sense can differ; empty if there are fewer than two."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,11 @@ def same_meaning(
     """
     if not train or not test:
         raise ValueError(f"there are {len(train)} pairs to choose by and {len(test)} to test: each needs at least one")
-    cosines = _pair_cosines(model, [*train, *test], progress)  # (n, L+2)
+    cosines = _pair_cosines(model, [*train, *test], progress)  # (n, views)
     truths = np.array([pair.score > 0.5 for pair in (*train, *test)])
     known, asked = slice(len(train)), slice(len(train), None)
     thresholds, on_train, on_test = {}, {}, {}
-    for name, column in zip(layer_names(model), cosines.T, strict=True):
+    for name, column in zip(view_names(model), cosines.T, strict=True):
         thresholds[name] = threshold = best_threshold(column[known], truths[known])
         right = (column >= threshold) == truths
         on_train[name], on_test[name] = 100 * float(right[known].mean()), 100 * float(right[asked].mean())
@@ -105,9 +108,14 @@ def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | Non
     if len(pairs) < 2:
         raise ValueError(f"there are {len(pairs)} pairs: a correlation needs at least two")
     cosines = _pair_cosines(model, pairs, progress)
-    ratings = [pair.score for pair in pairs]
-    correlations = [100 * float(spearmanr(column, ratings).statistic) for column in cosines.T]
-    return RatingScores(len(pairs), dict(zip(layer_names(model), correlations, strict=True)))
+    ratings = np.array([pair.score for pair in pairs])
+
+    def correlate(chosen: Sequence[int]) -> dict[str, float]:
+        values = [100 * float(spearmanr(column[chosen], ratings[chosen]).statistic) for column in cosines.T]
+        return dict(zip(view_names(model), values, strict=True))
+
+    same = [n for n, pair in enumerate(pairs) if pair.first.word.casefold() == pair.second.word.casefold()]
+    return RatingScores(len(pairs), correlate(range(len(pairs))), len(same), correlate(same) if len(same) > 1 else {})
 
 
 def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
@@ -131,11 +139,11 @@ def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
                 raise ValueError(f"the word {triple.word!r} is not in {text!r}")
             places.append(Place(len(sentences), tokens.index(triple.word), tokens.index(triple.word) + 1))
             sentences.append(tokens)
-    vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, model.num_layers + 1, -1)
-    first, second, other = vectors.swapaxes(0, 1)  # (n, L+2, 2P) each
+    vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, len(view_names(model)), -1)
+    first, second, other = vectors.swapaxes(0, 1)  # (n, views, 2P) each
     together = (first * second).sum(axis=-1)
-    won = (together > (first * other).sum(axis=-1)) & (together > (second * other).sum(axis=-1))  # (n, L+2)
-    names = layer_names(model)
+    won = (together > (first * other).sum(axis=-1)) & (together > (second * other).sum(axis=-1))  # (n, views)
+    names = view_names(model)
     return TripleScores(
         num_triples=len(triples),
         layers={name: 100 * float(column.mean()) for name, column in zip(names, won.T, strict=True)},
@@ -147,7 +155,7 @@ def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
 
 
 def _pair_cosines(model: ELMo, pairs: Sequence[WordPair], progress: Progress | None) -> Floats:
-    """(n, L+2): the cosine of each pair in each layer and in their mean."""
+    """(n, views): the cosine of each pair in each layer and view."""
     words = [word for pair in pairs for word in (pair.first, pair.second)]
     places = [Place(number, word.index, word.index + 1) for number, word in enumerate(words)]
     vectors = unit(gather(model, [word.tokens for word in words], places, progress=progress))

@@ -39,7 +39,7 @@ from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
 from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
-from elmokit.probes.vectors import Progress, layer_names
+from elmokit.probes.vectors import VIEWS, Progress, view_names
 
 PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
@@ -139,7 +139,7 @@ def run_probes(
     report = ProbeReport(
         model=name,
         weights=_digest_weights(model),
-        layers=layer_names(model),
+        layers=view_names(model),
         machine={"device": str(model.device), "threads": str(torch.get_num_threads()), "torch": torch.__version__},
     )
     say = on_probe or (lambda probe, state: None)
@@ -279,7 +279,8 @@ def _digest_weights(model: ELMo) -> str:
 
 def _digest_files(paths: Sequence[Path], probe: str) -> str:
     """SHA-256 of a probe's data, part of which is in this package."""
-    own = {"senses": SENSE_TRIPLES, "words": NEW_WORDS, "contexts": QUERIES}
+    own = {"senses": (SENSE_TRIPLES, VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
+    own |= dict.fromkeys(("wic", "scws", "wsd"), VIEWS)  # figures of version 0.2 had only layers
     digest = hashlib.sha256(repr(own.get(probe)).encode())
     for path in paths:
         digest.update(path.name.encode() + bytes.fromhex(sha256_of(path)))

@@ -1,7 +1,7 @@
 """Vectors of words in context, as all probes read them.
 
-Input: a model, tokenized sentences, and the places of words in them. Output: each word's vector in every layer, one
-sentence or one word at a time, so that memory does not grow with the corpus.
+Input: a model, tokenized sentences, and the places of words in them. Output: each word's vector in every layer and
+view, one sentence or one word at a time, so that memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from elmokit.inference.views import view_of
 from elmokit.model import ELMo
 from elmokit.text import as_list, check_tokens
 
@@ -21,6 +23,7 @@ Progress = Callable[[int, int | None], None]
 """Called with the number of tokens done, and of all."""
 
 MEAN = "mean"
+VIEWS = ("slot", "sense")
 TOKENS_AT_ONCE = 16384  # embedded together: their vectors in all layers are in memory at a time
 
 
@@ -33,8 +36,13 @@ class Place(NamedTuple):
 
 
 def layer_names(model: ELMo) -> list[str]:
-    """Names of the rows that probes report: each layer, the context-free one first, and the mean of all."""
+    """Names of the rows of a probe of layers: each layer, the context-free one first, and the mean of all."""
     return [*map(str, range(model.num_layers)), MEAN]
+
+
+def view_names(model: ELMo) -> list[str]:
+    """Names of the rows of a probe of words in context: layers, their mean, and the views from outside."""
+    return [*layer_names(model), *VIEWS]
 
 
 def check_token_lists(sentences: Iterable[Sequence[str]], name: str) -> list[list[str]]:
@@ -85,16 +93,16 @@ def sentence_vectors(
 def place_vectors(
     model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
 ) -> Iterator[tuple[int, Array]]:
-    """Vectors of words and phrases in all layers. A phrase is the mean of its words.
+    """Vectors of words and phrases in all layers and views. In a layer, a phrase is the mean of its words.
 
     Args:
         model: The model.
         sentences: Token lists. Sentences without a place are not read.
         places: The words and phrases.
-        progress: Called after each batch.
+        progress: Called after each sentence.
 
     Returns:
-        (number, (L+2, 2P)) of each place: its layers, then their mean.
+        (number, (views, 2P)) of each place, in the order of `view_names`.
 
     Raises:
         ValueError: If a place is not in its sentence.
@@ -104,18 +112,26 @@ def place_vectors(
         if not 0 <= place.start < place.end <= len(sentences[place.sentence]):
             raise ValueError(f"there are no tokens {place.start} to {place.end} in {sentences[place.sentence]}")
         wanted.setdefault(place.sentence, []).append(number)
-    used = list(wanted)
-    for index, vectors in sentence_vectors(model, [sentences[number] for number in used], progress=progress):
-        for number in wanted[used[index]]:
-            word = vectors[:, places[number].start : places[number].end].mean(axis=1)  # (L+1, 2P)
-            yield number, np.concatenate([word, word.mean(axis=0, keepdims=True)])
+    views = [view_of(name, model.num_layers) for name in ("all", *VIEWS)]
+    used = [list(sentences[number]) for number in wanted]
+    own_places = list(wanted.values())
+    done, total = 0, sum(map(len, used))
+    for position, reading in model.readings(used):
+        own = own_places[position]
+        start, end = torch.tensor([(places[number].start, places[number].end) for number in own]).unbind(dim=1)
+        layers, *others = (view.spans(reading, start, end).squeeze(-3).cpu().numpy() for view in views)
+        rows = np.stack([*layers, layers.mean(axis=0), *others], axis=1)  # (S, views, 2P)
+        yield from zip(own, rows, strict=True)
+        done += len(used[position])
+        if progress is not None:
+            progress(done, total)
 
 
 def gather(
     model: ELMo, sentences: Sequence[Sequence[str]], places: Sequence[Place], *, progress: Progress | None = None
 ) -> Array:
-    """As `place_vectors`, in one array (places, L+2, 2P) in the order of the places."""
-    result = np.zeros((len(places), model.num_layers + 1, model.dim), np.float32)
+    """As `place_vectors`, in one array (places, views, 2P) in the order of the places."""
+    result = np.zeros((len(places), len(view_names(model)), model.dim), np.float32)
     for number, vectors in place_vectors(model, sentences, places, progress=progress):
         result[number] = vectors
     return result
