@@ -98,7 +98,6 @@ WRONG["some paths"] = [*WRONG["paths"], [], ()]
 WRONG["flags"] = [*WRONG["flag"], 1, 0]
 WRONG["some paths or None"] = [value for value in WRONG["some paths"] if value is not None]
 WRONG["view or None"] = [value for value in WRONG["layers"] if value is not None]
-WRONG["layers or None"] = [value for value in WRONG["layers"] if value is not None] + ["top", "average", "all"]
 SENTENCES = {"sentences": "sentences", "sentences ": "items"}
 
 
@@ -227,7 +226,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "nearest_in_context": Call(
             nearest_in_context, {"model": model, "queries": ["the [bank]"], "corpus": [["a", "bank"]]},
             {"model": "model", "queries": "words", "queries ": "items", "corpus": "sentences", "corpus ": "items",
-             "k": "integer", "layer": "layers or None", "progress": "function"},
+             "k": "integer", "layer": "layers", "layer ": "all", "progress": "function"},
         ),
         "find_probes": Call(find_probes, {"data": None}, {"data": "path or None", "heldout": "paths"}),
         "run_probes": Call(run_probes, {"model": model, "name": "mine", "files": {}}, {

@@ -8,10 +8,12 @@ from click.testing import CliRunner
 
 from elmokit.cli.probe import probe
 from elmokit.datasets import SenseInstance, SenseSentence, TaggedSentence, WordInContext, WordPair
+from elmokit.spans import embed_spans
 
 NOUNS = ["bank", "river", "money", "boat", "play", "stage", "ball"]
 WORDS = [*NOUNS, "the", "a", "of", "sat", "lent", "she", "he", "by", "old", "ran", ".", ",", "and"]
 LAYERS = ["0", "1", "2", "mean"]
+VIEWS = [*LAYERS, "slot", "sense"]
 
 
 def sentences(seed, count, length=9):
@@ -19,10 +21,12 @@ def sentences(seed, count, length=9):
     return [[str(word) for word in rng.choice(WORDS, rng.integers(3, length))] for _ in range(count)]
 
 
-def of_each_layer(model, tokens, place):
-    """(L+2, 2P): one token's layers and their mean, from the model itself."""
-    found = model.embed([tokens], layers="all")[0][:, place].astype(np.float64)
-    return np.concatenate([found, found.mean(axis=0, keepdims=True)])
+def of_each_view(model, tokens, start, end=None):
+    """(L+4, 2P): a phrase's layers, their mean, its slot and its sense, by `embed` and `embed_spans`."""
+    end = start + 1 if end is None else end
+    layers = model.embed([tokens], layers="all")[0][:, start:end].astype(np.float64).mean(axis=1)
+    others = [embed_spans(model, [tokens], [[(start, end)]], layers=view)[0][0] for view in VIEWS[-2:]]
+    return np.stack([*layers, layers.mean(axis=0), *others])
 
 
 def cosine(a, b):

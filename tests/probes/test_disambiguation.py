@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from probe_data import LAYERS, cosine, of_each_layer, random_senses, sense_sentence
+from probe_data import VIEWS, cosine, of_each_view, random_senses, sense_sentence
 
 from elmokit.datasets import (
     read_sense_index,
@@ -22,14 +22,14 @@ def test_a_word_takes_the_sense_whose_mean_vector_is_nearest(model):
     def vector(sentence):
         tokens = ['"', *(word for token in sentence.tokens[1:] for word in token.split())]
         phrase = len(sentence.tokens[3].split())
-        return np.mean([of_each_layer(model, tokens, 3 + number) for number in range(phrase)], axis=0)
+        return of_each_view(model, tokens, 3, 3 + phrase)
 
     means = {}
     for sentence in train:
         for sense in sentence.instances[0].senses:
             means.setdefault(sense, []).append(vector(sentence))
     means = {sense: np.mean(found, axis=0) for sense, found in means.items()}
-    for row, layer in enumerate(LAYERS):
+    for row, layer in enumerate(VIEWS):
         for name, given in (("dev", dev), ("test", test)):
             right = 0
             for sentence in given:

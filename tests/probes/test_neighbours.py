@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from probe_data import WORDS, cosine, of_each_layer, sentences
+from probe_data import WORDS, cosine, of_each_view, sentences
 
 from elmokit.model import ELMo
 from elmokit.probes import (
@@ -37,18 +37,17 @@ def test_neighbours_of_words_need_characters_and_a_vocabulary(model, official_mo
         neighbours_of_words(ELMo(model.bilm), ["a"])
 
 
-@pytest.mark.parametrize("layer", [None, 1])
-def test_the_nearest_words_in_context_are_those_of_an_exhaustive_search(model, layer):
+@pytest.mark.parametrize(("layer", "row"), [({}, -1), ({"layer": 1}, 1), ({"layer": "slot"}, -2), ({"layer": -1}, 2)])
+def test_the_nearest_words_in_context_are_those_of_an_exhaustive_search(model, layer, row):
     corpus = [*sentences(5, 20), [], ["she", "sat", "by", "the", "bank"]]
     queries = ["she sat by the [bank]", "the [play] ran"]
-    for query, found in zip(queries, nearest_in_context(model, queries, corpus, k=3, layer=layer), strict=True):
+    for query, found in zip(queries, nearest_in_context(model, queries, corpus, k=3, **layer), strict=True):
         tokens, place = marked_word(query)
-        row = 2 if layer is None else layer
-        asked = of_each_layer(model, tokens, place)[row]
+        asked = of_each_view(model, tokens, place)[row]
         best = []
         for sentence in corpus:
             if sentence and sentence != tokens:
-                each = [cosine(asked, of_each_layer(model, sentence, number)[row]) for number in range(len(sentence))]
+                each = [cosine(asked, of_each_view(model, sentence, number)[row]) for number in range(len(sentence))]
                 best.append((max(each), sentence, int(np.argmax(each))))
         best.sort(key=lambda one: -one[0])
         assert [one.cosine for one in found] == pytest.approx([value for value, _, _ in best[:3]], abs=1e-5)

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 from probe_data import (
-    LAYERS,
+    VIEWS,
     cosine,
-    of_each_layer,
+    of_each_view,
     pairs,
 )
 
@@ -23,7 +23,7 @@ from elmokit.probes.similarity import best_threshold
 
 
 def pair_cosines(model, given):
-    each = [[of_each_layer(model, word.tokens, word.index) for word in (pair.first, pair.second)] for pair in given]
+    each = [[of_each_view(model, word.tokens, word.index) for word in (pair.first, pair.second)] for pair in given]
     return np.array([[cosine(a, b) for a, b in zip(first, second, strict=True)] for first, second in each])
 
 
@@ -40,13 +40,13 @@ def test_no_other_threshold_is_right_more_often(seed):
 def test_the_threshold_is_that_of_train_and_so_is_the_layer(model):
     train, test = pairs(1, 30), pairs(2, 20)
     scores = same_meaning(model, train, test)
-    for layer, known, asked in zip(LAYERS, pair_cosines(model, train).T, pair_cosines(model, test).T, strict=True):
+    for layer, known, asked in zip(VIEWS, pair_cosines(model, train).T, pair_cosines(model, test).T, strict=True):
         threshold = scores.thresholds[layer]
         assert scores.train[layer] == pytest.approx(
             100 * max(np.mean((known >= cut) == [p.score == 1 for p in train]) for cut in [-2, *known, 2])
         )
         assert scores.test[layer] == pytest.approx(100 * np.mean((asked >= threshold) == [p.score == 1 for p in test]))
-    assert scores.best_layer == max(LAYERS, key=lambda layer: scores.train[layer])
+    assert scores.best_layer == max(VIEWS, key=lambda layer: scores.train[layer])
     with pytest.raises(ValueError, match="0 pairs to choose by"):
         same_meaning(model, [], test)
 
@@ -59,9 +59,13 @@ def test_the_correlation_is_that_of_ranks(model, monkeypatch):
         values = np.round(values, 12)
         return [(np.sum(values < value) + np.sum(values <= value) + 1) / 2 for value in values]
 
-    for layer, column in zip(LAYERS, pair_cosines(model, given).T, strict=True):
+    for layer, column in zip(VIEWS, pair_cosines(model, given).T, strict=True):
         expected = np.corrcoef(ranks(column), ranks(np.array([pair.score for pair in given])))[0, 1]
         assert scores.layers[layer] == pytest.approx(100 * expected, abs=1e-2)
+    same = [number for number, pair in enumerate(given) if pair.first.word == pair.second.word]
+    assert (scores.num_pairs, scores.num_same_word) == (25, len(same))
+    assert scores.same_word == pytest.approx(likeness(model, [given[number] for number in same]).layers)
+    assert scores.same_word["0"] == 0  # the same vector in all of them
     with pytest.raises(ValueError, match="there are 1 pairs"):
         likeness(model, given[:1])
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
@@ -72,7 +76,7 @@ def test_the_correlation_is_that_of_ranks(model, monkeypatch):
 def test_a_triple_is_won_when_both_comparisons_are(model):
     triples = SENSE_TRIPLES[:8]
     scores = sense_triples(model, triples)
-    for layer, name in [(0, "0"), (1, "1"), (2, "2"), ("average", "mean")]:
+    for layer, name in [(0, "0"), (1, "1"), (2, "2"), ("average", "mean"), ("slot", "slot"), ("sense", "sense")]:
         lost = []
         for one in triples:
             if layer == 0:  # without context the three are one vector, and no comparison is won

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from probe_data import of_each_layer, sentences
+from probe_data import of_each_view, sentences
 
 from elmokit.inference.vectors import unit
 from elmokit.probes import (
@@ -11,14 +11,13 @@ from elmokit.probes import (
 from elmokit.probes.vectors import Place
 
 
-def test_a_phrase_is_the_mean_of_its_words_and_places_come_in_any_order(model, monkeypatch):
-    monkeypatch.setattr(vectors, "TOKENS_AT_ONCE", 12)  # several windows
+def test_places_have_the_vectors_of_embed_and_embed_spans_and_come_in_any_order(model):
     text = sentences(1, 9)
     places = [Place(7, 1, 3), Place(2, 0, 1), Place(7, 2, 3)]
     found = vectors.gather(model, text, places)
     for place, rows in zip(places, found, strict=True):
-        words = [of_each_layer(model, text[place.sentence], number) for number in range(place.start, place.end)]
-        np.testing.assert_allclose(rows, np.mean(words, axis=0), atol=1e-6)
+        expected = of_each_view(model, text[place.sentence], place.start, place.end)
+        np.testing.assert_allclose(rows, expected, atol=1e-6)
 
 
 def test_sentences_without_a_place_are_not_read(model):

@@ -111,8 +111,11 @@ def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | Non
     ratings = np.array([pair.score for pair in pairs])
 
     def correlate(chosen: Sequence[int]) -> dict[str, float]:
-        values = [100 * float(spearmanr(column[chosen], ratings[chosen]).statistic) for column in cosines.T]
-        return dict(zip(view_names(model), values, strict=True))
+        result = {}
+        for name, column in zip(view_names(model), cosines[chosen].T, strict=True):
+            is_constant = np.ptp(column) < 1e-5  # layer 0 of one word: there is no order
+            result[name] = 0.0 if is_constant else 100 * float(spearmanr(column, ratings[chosen]).statistic)
+        return result
 
     same = [n for n, pair in enumerate(pairs) if pair.first.word.casefold() == pair.second.word.casefold()]
     return RatingScores(len(pairs), correlate(range(len(pairs))), len(same), correlate(same) if len(same) > 1 else {})
