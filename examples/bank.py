@@ -11,7 +11,6 @@ seconds.
 
 import argparse
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -25,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elmokit import ELMo
-from elmokit.text import tokenize
+from elmokit.text import marked_word
 
 WIDTH = 100
 NUM_BEST = 5
@@ -93,10 +92,11 @@ ELSEWHERE = (
 
 
 @dataclass(frozen=True)
-class LayerSimilarity:
-    """Mean cosine of "bank" with "bank" at one layer, over all pairs of different sentences."""
+class ViewSimilarity:
+    """Mean cosine of "bank" with "bank" in one view, over all pairs of different sentences."""
 
-    layer: int
+    view: int | str
+    """The number of a layer, "slot" or "sense"."""
     money_money: float
     river_river: float
     money_river: float
@@ -141,9 +141,7 @@ class Story:
     """All that is printed; each pair is money, river."""
 
     num_parameters: int
-    similarities: list[LayerSimilarity]
-    neighbour_layer: int
-    """The layer above 0 with the widest gap between the senses."""
+    similarities: list[ViewSimilarity]
     neighbours: tuple[list[Neighbour], list[Neighbour]]
     fillers: tuple[list[Filler], list[Filler]] | None
     """None, as `surprise`, if the model is not a language model."""
@@ -151,30 +149,28 @@ class Story:
 
 
 def tell(model: ELMo) -> Story:
-    similarities = compare_senses(model)
-    layer = max(similarities[1:], key=lambda row: row.gap).layer
     speaks = model.output_layer is not None and model.vocabulary is not None
     return Story(
         num_parameters=sum(parameter.numel() for parameter in model.bilm.parameters()),
-        similarities=similarities,
-        neighbour_layer=layer,
-        neighbours=(find_neighbours(model, MONEY[0], layer), find_neighbours(model, RIVER[0], layer)),
+        similarities=compare_senses(model),
+        neighbours=(find_neighbours(model, MONEY[0]), find_neighbours(model, RIVER[0])),
         fillers=(fill(model, MONEY[0]), fill(model, RIVER[0])) if speaks else None,
         surprise=measure_surprise(model, BOTH) if speaks else None,
     )
 
 
-def compare_senses(model: ELMo) -> list[LayerSimilarity]:
+def compare_senses(model: ELMo) -> list[ViewSimilarity]:
     num_money, num_all = len(MONEY), len(MONEY + RIVER)
     money, river = range(num_money), range(num_money, num_all)
     rows = []
-    for layer, vectors in enumerate(marked_vectors(model, MONEY + RIVER)):
+    for view in (*range(model.num_layers), "slot", "sense"):
+        vectors = marked_vectors(model, MONEY + RIVER, view)
         cosines = vectors @ vectors.T
         others = np.where(np.eye(num_all, dtype=bool), -np.inf, cosines)
         same = [(nearest < num_money) == (place < num_money) for place, nearest in enumerate(others.argmax(axis=1))]
         rows.append(
-            LayerSimilarity(
-                layer=layer,
+            ViewSimilarity(
+                view=view,
                 money_money=float(np.mean([cosines[pair] for pair in combinations(money, 2)])),
                 river_river=float(np.mean([cosines[pair] for pair in combinations(river, 2)])),
                 money_river=float(np.mean([cosines[pair] for pair in product(money, river)])),
@@ -184,8 +180,8 @@ def compare_senses(model: ELMo) -> list[LayerSimilarity]:
     return rows
 
 
-def find_neighbours(model: ELMo, sentence: str, layer: int) -> list[Neighbour]:
-    query, *candidates = marked_vectors(model, (sentence, *ELSEWHERE))[layer]
+def find_neighbours(model: ELMo, sentence: str) -> list[Neighbour]:
+    query, *candidates = marked_vectors(model, (sentence, *ELSEWHERE), "sense")
     cosines = np.stack(candidates) @ query
     return [Neighbour(float(cosines[best]), ELSEWHERE[best]) for best in np.argsort(-cosines)[:NUM_BEST]]
 
@@ -202,15 +198,11 @@ def measure_surprise(model: ELMo, sentence: str) -> Surprise:
     return Surprise(scores.tokens, forward, backward, unknown)
 
 
-def marked_vectors(model: ELMo, sentences: Sequence[str]) -> npt.NDArray[np.float64]:
-    """The vectors of length one of each sentence's word in brackets, at each layer: (L+1, B, 2P)."""
-    tokens, places = [], []
-    for sentence in sentences:
-        before, word, after = re.split(r"[\[\]]", sentence)
-        places.append(len(tokenize(before)))
-        tokens.append([*tokenize(before), word, *tokenize(after)])
-    embedded = zip(model.embed(tokens, layers="all"), places, strict=True)
-    vectors = np.stack([layers[:, place] for layers, place in embedded], axis=1).astype(np.float64)
+def marked_vectors(model: ELMo, sentences: Sequence[str], view: int | str) -> npt.NDArray[np.float64]:
+    """The vectors of length one of each sentence's word in brackets: (B, 2P)."""
+    words = [marked_word(sentence, model.tokenizer) for sentence in sentences]
+    embedded = model.embed([word.tokens for word in words], layers=view)
+    vectors = np.stack([rows[word.position] for rows, word in zip(embedded, words, strict=True)]).astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
@@ -218,7 +210,7 @@ def marked_vectors(model: ELMo, sentences: Sequence[str]) -> npt.NDArray[np.floa
 
 
 def show(story: Story, console: Console) -> None:
-    num_layers = len(story.similarities) - 1
+    num_layers = sum(isinstance(row.view, int) for row in story.similarities) - 1
     layers = f"{num_layers} {'layer' if num_layers == 1 else 'layers'}"
     console.print(f'\nA biLM of {story.num_parameters:,} parameters, {layers} deep, reads the word "bank".\n')
     show_similarities(story.similarities, console)
@@ -230,31 +222,32 @@ def show(story: Story, console: Console) -> None:
     show_surprise(story.surprise, console)
 
 
-def show_similarities(rows: list[LayerSimilarity], console: Console) -> None:
+def show_similarities(rows: list[ViewSimilarity], console: Console) -> None:
     console.rule('1  Is "bank" the same word twice?', align="left")
     for sense, sentences in (("money", MONEY), ("river", RIVER)):
         for sentence in sentences:
             console.print(Text.assemble("  ", (sense, "dim"), "  ", marked(sentence)))
-    table = new_table("layer", "money-money", "river-river", "money-river", 'nearest "bank" is of the same sense')
+    table = new_table("", "money-money", "river-river", "money-river", 'nearest "bank" is of the same sense')
     for row in rows:
         cosines = [f"{value:.2f}" for value in (row.money_money, row.river_river, row.money_river)]
         same = "all alike" if row.num_nearest_same is None else f"{row.num_nearest_same} of {len(MONEY + RIVER)}"
-        table.add_row(str(row.layer), *cosines, same)
+        table.add_row(f"layer {row.view}" if isinstance(row.view, int) else row.view, *cosines, same)
     console.print(table)
-    first, *above = rows
+    first, *_, top, _, sense = rows
     say(
         console,
         "Mean cosine of the word with itself in another sentence.  Layer 0 sees the word alone, the same letters six "
-        f"times: {first.money_river:.2f}.  The layers above have read the sentence around it.",
+        f"times: {first.money_river:.2f}.  The layers above it predict the words beside it.  The slot is what the "
+        "words on both sides expect in its place; the sense is the slot and the words around it.",
     )
-    best = max(above, key=lambda row: row.gap)
-    same = best.money_river + best.gap
+    within = sense.money_river + sense.gap
     verdict = (
-        f"Layer {best.layer} keeps the senses farthest apart: {same:.2f} within a sense, {best.money_river:.2f} "
-        "between the two."
-        if best.gap > 0
-        else f"In this model no layer tells them apart: at best, in layer {best.layer}, the mean is {same:.2f} within "
-        f"a sense and {best.money_river:.2f} between the two."
+        f"By its sense, {within:.2f} within a sense and {sense.money_river:.2f} between the two, "
+        f"{sense.num_nearest_same} of {len(MONEY + RIVER)} find their own sense; by layer {top.view}, "
+        f"{top.num_nearest_same}."
+        if sense.gap > 0
+        else f"This model does not tell them apart: the mean is {within:.2f} within a sense and "
+        f"{sense.money_river:.2f} between the two."
     )
     say(console, verdict)
 
@@ -271,8 +264,8 @@ def show_neighbours(story: Story, console: Console) -> None:
     money, river = ({neighbour.sentence for neighbour in found} for found in story.neighbours)
     say(
         console,
-        f'The nearest of {len(ELSEWHERE)} words in other sentences, none of them "bank", by layer '
-        f"{story.neighbour_layer}.  {in_common(len(money & river))}; by spelling alone they would be the same.",
+        f'The nearest of {len(ELSEWHERE)} words in other sentences, none of them "bank", by the view '
+        f'"sense".  {in_common(len(money & river))}; by spelling alone they would be the same.',
     )
 
 

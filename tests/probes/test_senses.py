@@ -127,10 +127,10 @@ def test_the_senses_are_compared_by_the_mean_similarity_of_all_pairs(bank, model
         "money_river": product(bank.MONEY, bank.RIVER),
     }
     pairs = {name: [(plain(a), plain(b)) for a, b in found] for name, found in pairs.items()}
-    assert [row.layer for row in story.similarities] == [0, 1, 2]
+    assert [row.view for row in story.similarities] == [0, 1, 2, "slot", "sense"]
     for row in story.similarities:
         for name, found in pairs.items():
-            cosines = [model.similarity(a, b, word="bank", layers=row.layer) for a, b in found]
+            cosines = [model.similarity(a, b, word="bank", layers=row.view) for a, b in found]
             assert getattr(row, name) == pytest.approx(np.mean(cosines), abs=1e-5)
 
 
@@ -141,21 +141,19 @@ def test_the_nearest_bank_is_counted_except_where_all_are_alike(bank, model, sto
         count = 0
         for place, sentence in enumerate(sentences):
             others = [number for number in range(6) if number != place]
-            nearest = max(others, key=lambda n: model.similarity(sentence, sentences[n], word="bank", layers=row.layer))
+            nearest = max(others, key=lambda n: model.similarity(sentence, sentences[n], word="bank", layers=row.view))
             count += nearest // 3 == place // 3
         assert row.num_nearest_same == count
 
 
 def test_the_neighbours_are_the_nearest_marked_words_best_first(bank, model, story):
-    layer = story.neighbour_layer
-    assert story.similarities[layer].gap == max(row.gap for row in story.similarities[1:])
     for sentence, found in zip((bank.MONEY[0], bank.RIVER[0]), story.neighbours, strict=True):
         own = tokenize(plain(sentence))
-        here = model.embed([own], layers=layer)[0][own.index("bank")]
+        here = model.embed([own], layers="sense")[0][own.index("bank")]
         cosines = {}
         for other in bank.ELSEWHERE:
             tokens = tokenize(plain(other))
-            there = model.embed([tokens], layers=layer)[0][tokens.index(other.split("[")[1].split("]")[0])]
+            there = model.embed([tokens], layers="sense")[0][tokens.index(other.split("[")[1].split("]")[0])]
             cosines[other] = here @ there / np.linalg.norm(here) / np.linalg.norm(there)
         best = sorted(cosines, key=cosines.get, reverse=True)[: bank.NUM_BEST]
         assert [neighbour.sentence for neighbour in found] == best
@@ -190,12 +188,13 @@ def test_the_page_fits_100_columns_without_colour(bank, story):
 
 def test_the_words_follow_the_numbers(bank, story):
     def with_rows(money_river):
-        row = bank.LayerSimilarity(1, 0.6, 0.8, money_river, 4)
-        return replace(story, similarities=[story.similarities[0], row])
+        rows = [bank.ViewSimilarity(view, 0.6, 0.8, money_river, 4) for view in (1, "slot", "sense")]
+        return replace(story, similarities=[story.similarities[0], *rows])
 
-    assert "Layer 1 keeps the senses farthest apart: 0.70 within a sense, 0.50" in page(bank, with_rows(0.5))[1]
+    told = "By its sense, 0.70 within a sense and 0.50 between the two, 4 of 6 find their own sense; by layer 1, 4."
+    assert told in page(bank, with_rows(0.5))[1]
     assert "1 layer deep" in page(bank, with_rows(0.5))[1]
-    assert "no layer tells them apart" in page(bank, with_rows(0.9))[1]
+    assert "does not tell them apart" in page(bank, with_rows(0.9))[1]
 
     def with_bits(forward, backward):
         return replace(story, surprise=bank.Surprise(["bank", "money"], [forward, 9.0], [backward, 1.0], []))
