@@ -1,11 +1,12 @@
-"""The figures of docs/how-elmo-works.md, drawn from the English model and from its card.
+"""The figures of docs/how-elmo-works.md and docs/sense-vectors.md, drawn from the English model and from its card.
 
     python examples/figures.py                  # into docs/img
     python examples/figures.py OTHER_FOLDER
 
 Input: the embedded model, and the figures of its card. Output: works-*.svg: a word on its path through the model, the
-word "bank" in six sentences layer by layer, what each layer knows, and how surprised the model is by each word. No
-number is written by hand. Needs matplotlib (`pip install "elmokit[plot]"`) and some seconds.
+word "bank" in six sentences view by view, what each view knows, what a word's slot and surroundings are, and how
+surprised the model is by each word. No number is written by hand. Needs matplotlib (`pip install "elmokit[plot]"`) and
+some seconds.
 """
 
 import math
@@ -26,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from elmokit import ELMo, tokenize
+from elmokit.inference.views import HALF_DISTANCE
 
 # Picked because the model tells them apart well; the card says how often it does.
 SENTENCES = [
@@ -36,6 +38,7 @@ SENTENCES = [
     "They fished from the muddy bank of the stream.",
     "Trees grew along the far bank of the lake.",
 ]
+IN_ITS_PLACE = "We sat on the grassy bank of the quiet river."
 SURPRISING = "The bank of England raised its interest umbrellas again."
 FORWARD, BACKWARD, LETTERS, MIX, INK = "#3a6ea5", "#c46a2b", "#4b8b5a", "#7d5ba6", "#333333"
 STYLE = {
@@ -121,26 +124,62 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def draw_senses(model: ELMo) -> Figure:
-    """The cosine of "bank" with "bank" in each two of six sentences, layer by layer."""
+    """The cosine of "bank" with "bank" in each two of six sentences, view by view."""
     tokens = [tokenize(sentence) for sentence in SENTENCES]
     places = [sentence.index("bank") for sentence in tokens]
-    layers = model.embed(tokens, layers="all")
-    vectors = np.stack([found[:, place] for found, place in zip(layers, places, strict=True)], axis=1)  # (L+1, 6, 2P)
-    vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    cosines = vectors @ vectors.transpose(0, 2, 1)
-    figure, panels = pyplot.subplots(1, len(cosines), figsize=(10.5, 3.4), layout="constrained")
-    for layer, (panel, values) in enumerate(zip(panels, cosines, strict=True)):
-        panel.imshow(values, cmap="Blues", vmin=0.2, vmax=1.15)
+    views = {f"layer {number}": number for number in range(model.num_layers)} | {"sense": "sense"}
+    figure, panels = pyplot.subplots(1, len(views), figsize=(12.5, 3.2), layout="constrained")
+    for panel, (name, view) in zip(panels, views.items(), strict=True):
+        embedded = model.embed(tokens, layers=view)
+        vectors = np.stack([found[place] for found, place in zip(embedded, places, strict=True)])  # (6, 2P)
+        vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+        values = vectors @ vectors.T
+        panel.imshow(values, cmap="Blues", vmin=0.0, vmax=1.15)
         for (row, column), value in np.ndenumerate(values):
             color = "white" if value > 0.75 else INK
             panel.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
-        panel.set_title(f"layer {layer}" + (": the letters alone" if layer == 0 else ""), fontsize=10)
+        panel.set_title(name + (": the letters alone" if view == 0 else ""), fontsize=10)
         panel.set_xticks([])
-        panel.set_yticks(range(6), [shorten(s, p) for s, p in zip(tokens, places, strict=True)] if not layer else [])
+        rows = [shorten(s, p) for s, p in zip(tokens, places, strict=True)]
+        panel.set_yticks(range(6), rows if view == 0 else [])
         panel.axhline(2.5, color="white", linewidth=2)
         panel.axvline(2.5, color="white", linewidth=2)
         panel.spines[:].set_visible(False)
         panel.tick_params(length=0)
+    return figure
+
+
+def draw_slot(model: ELMo) -> Figure:
+    """What the slot of a word reads, and how much each other word counts in its surroundings."""
+    tokens = tokenize(IN_ITS_PLACE)
+    place = tokens.index("bank")
+    distances = np.abs(np.arange(len(tokens)) - place)
+    weights = np.where(distances > 0, model.word_weights(tokens) / (1 + distances / HALF_DISTANCE), 0)
+    figure, axes = pyplot.subplots(figsize=(9.0, 3.9), layout="constrained")
+    for column, (token, weight) in enumerate(zip(tokens, weights, strict=True)):
+        is_word = column == place
+        axes.text(column, 0, token, ha="center", va="center", fontsize=11, fontweight="bold" if is_word else "normal")
+        axes.bar(column, -2.2 * weight, bottom=-0.35, width=0.55, color=LETTERS)
+        if not is_word:
+            axes.text(column, -2.2 * weight - 0.52, f"{weight:.2f}", ha="center", va="center", fontsize=8)
+    for column in range(len(tokens)):
+        if column < place:
+            arrow(axes, (column - 0.3, 0.6), (column + 0.75, 0.6), FORWARD)
+        elif column > place:
+            arrow(axes, (column + 0.3, 0.6), (column - 0.75, 0.6), BACKWARD)
+    box(axes, place, 1.5, "slot: what both sides expect here", MIX, width=4.6, filled=True)
+    arrow(axes, (place - 0.5, 0.75), (place - 0.5, 1.18), FORWARD)
+    arrow(axes, (place + 0.5, 0.75), (place + 0.5, 1.18), BACKWARD)
+    axes.text(-0.4, 1.5, "forward, at the word before", color=FORWARD, fontsize=9, va="center")
+    axes.text(
+        len(tokens) - 0.6, 1.5, "backward, at the word after", color=BACKWARD, fontsize=9, ha="right", va="center"
+    )
+    axes.text(
+        -0.4, -1.9, "surroundings: each word by its\nrarity and its nearness", color=LETTERS, fontsize=9, va="center"
+    )
+    axes.set_xlim(-0.8, len(tokens) - 0.2)
+    axes.set_ylim(-2.4, 2.0)
+    axes.set_axis_off()
     return figure
 
 
@@ -154,26 +193,29 @@ def shorten(tokens: list[str], place: int) -> str:
 
 
 def draw_roles() -> Figure:
-    """Parts of speech and senses by layer, as the card of the model has them."""
+    """Parts of speech and senses by layer and view, as the card of the model has them."""
     card = (files("elmokit") / "models" / "en" / "README.md").read_text(encoding="utf-8")
     table = {}
     for line in re.search(r"### What the layers know\n\n(.*?)\n\n", card, re.DOTALL)[1].splitlines()[2:]:
         name, *values = (cell.strip() for cell in line.strip("|").split("|"))
-        table[name] = [float(value) for value in values[:3]], values[-1]
+        table[name] = [float(value) for value in values[:-2] if value], values[-1]
     rows = {
         "XPOS accuracy": "part of speech\n(linear classifier)",
         "WSD F1": "sense of a word\n(nearest in SemCor)",
         "sense triples won, %": "which two of three\nuses mean the same",
     }
-    figure, panels = pyplot.subplots(1, len(rows), figsize=(9.0, 3.2), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(rows), figsize=(10.5, 3.2), layout="constrained")
     for panel, (row, title) in zip(panels, rows.items(), strict=True):
         values, without = table[row]
-        bars = panel.bar(range(3), values, color=[LETTERS, FORWARD, MIX], width=0.6)
+        names = ["0", "1", "2", "mean", "slot", "sense"] if row != "XPOS accuracy" else ["0", "1", "2", "mean", "mix"]
+        bars = panel.bar(
+            range(len(names)), values, color=[LETTERS, *[FORWARD] * 2, *[MIX] * 3][: len(names)], width=0.7
+        )
         panel.bar_label(bars, fmt="%.1f", fontsize=9, padding=2)
         panel.axhline(float(re.search(r"[\d.]+", without)[0]), color="#222222", linewidth=1, linestyle=":", zorder=3)
         panel.set_ylim(0, 105)
         panel.set_title(title, fontsize=10)
-        panel.set_xticks(range(3), ["layer 0", "layer 1", "layer 2"])
+        panel.set_xticks(range(len(names)), names)
         panel.set_xlabel(f"dotted: {without.split(',')[0]}", fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("%")
@@ -211,6 +253,7 @@ def main() -> None:
             "path": draw_path(model),
             "senses": draw_senses(model),
             "roles": draw_roles(),
+            "slot": draw_slot(model),
             "surprise": draw_surprise(model),
         }.items():
             target = folder / f"works-{name}.svg"
