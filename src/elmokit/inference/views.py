@@ -6,11 +6,12 @@ phrases.
 A biLM layer at a word is trained to predict the words beside it. Two views look at the word from outside:
 
     slot      [forward layer L at k - 1 ; backward layer L at k + 1]: what the context expects at word k.
-    sense     unit(slot) + unit(surroundings)
+    sense     unit(slot - slot without context) + 0.7 unit(surroundings)
 
-where `surroundings` is the sum of the other words' vectors, averaged over the layers, weighted by how rare a word is
-(`WordWeights`) and how near. Words k to m of a phrase have the slot from k - 1 and m + 1, and the surroundings outside
-of them.
+where the slot without context is [forward layer L at <S> ; backward layer L at </S>], and `surroundings` is the sum of
+the other words' vectors, averaged over the layers, weighted by how rare a word is (`WordWeights`) and how near. Words k
+to m of a phrase have the slot from k - 1 and m + 1, and the surroundings outside of them. A sentence of one word says
+nothing about its sense, which is zeros.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from elmokit.network import to_device
 
 Layers = Literal["average", "top", "all", "slot", "sense"] | int
 
+SURROUNDINGS: Final = 0.7  # their weight in a sense; the slot's is 1
 HALF_DISTANCE: Final = 4  # of surroundings: a word so far away counts half
 REACH: Final = 64  # words further away do not count, so that the work grows with the length, not with its square
 SPANS_AT_ONCE: Final = 128  # rows of a table of weights
@@ -109,13 +111,23 @@ class _Slot(View):
 
 
 class _Sense(View):
-    """The slot and the surroundings."""
+    """What the slot says beyond an empty context, and the surroundings."""
 
     needs_weights = True
 
     def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
         slot, surroundings = _Slot().spans(reading, start, end), _surroundings(reading, start, end)
-        return normalize(slot, dim=-1) + normalize(surroundings, dim=-1)
+        said = slot - _slot_without_context(reading)
+        return normalize(said, dim=-1) + SURROUNDINGS * normalize(surroundings, dim=-1)
+
+
+def _slot_without_context(reading: Reading) -> Tensor:
+    """(B, 1, 2P): what is expected where nothing was read but a boundary."""
+    top = _wide(reading.layers[-1])  # (B, T+2, 2P)
+    width = top.shape[-1] // 2
+    ends = to_device(torch.tensor(reading.lengths) + 1, top.device)
+    rows = torch.arange(len(top), device=top.device)
+    return torch.cat([top[:, 0, :width], top[rows, ends, width:]], dim=-1).unsqueeze(1)
 
 
 def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
