@@ -278,7 +278,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
                 "model": "model", **SENTENCES, "source": "string or None", "progress": "function",
             }),
             "WordIndex.neighbours": Call(index.neighbours, {"model": model, "sentence": "the [bank] ."}, {
-                "model": "model", "sentence": "string", "k": "integer",
+                "model": "model", "sentence": "string", "k": "integer", "same_word": "flag",
             }),
             "WordIndex.occurrences": Call(index.occurrences, {"word": "bank"}, {
                 "word": "string", "limit": OPTIONAL, "ignore_case": "flag",

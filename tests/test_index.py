@@ -198,6 +198,27 @@ def test_a_marked_phrase_is_seen_as_one_word_and_its_own_sentence_is_left_out(
     assert [neighbour.cosine for neighbour in found] == pytest.approx(sorted(cosines, reverse=True)[:5], abs=1e-3)
 
 
+@pytest.mark.parametrize("k", [3, 500])
+def test_uses_of_the_same_word_are_all_compared_and_no_other_word(model, tmp_path, with_graph, k):
+    sentences = [["He", "sat", "by", "the", "bank", "."], *random_sentences(300), ["Bank", "on", "the", "BANK"]]
+    store = WordIndex.create(tmp_path / "store", model)
+    store.add(model, sentences)
+    assert store.contents.graph_rows > 1000
+    query, best = vectors_of(model, sentences[:1])[4], {}
+    for number, words in enumerate(sentences[1:], 1):
+        places = [place for place, word in enumerate(words) if word.casefold() == "bank"]
+        if places:
+            cosines = vectors_of(model, [words])[places] @ query
+            best[number] = cosines.max(), words[places[cosines.argmax()]]
+    wanted = sorted(best, key=lambda number: -best[number][0])[:k]
+    found = store.neighbours(model, "He sat by the [bank] .", k=k, same_word=True)
+    assert [neighbour.sentence_number for neighbour in found] == wanted
+    assert [neighbour.word for neighbour in found] == [best[number][1] for number in wanted]
+    assert [neighbour.cosine for neighbour in found] == pytest.approx([best[n][0] for n in wanted], abs=1e-3)
+    assert all(neighbour.tokens[neighbour.index] == neighbour.word for neighbour in found)
+    assert store.neighbours(model, "an [unknown] word", same_word=True) == []
+
+
 def test_strings_are_tokenized_and_odd_tokens_come_back_as_they_went_in(model, tmp_path):
     odd = ["two words", "", "naïve", "漢字", "\ud800", "line\nfeed", '"']
     store = WordIndex.create(tmp_path / "store", model)
@@ -773,6 +794,8 @@ def test_wrong_questions_are_refused(model, tmp_path):
         store.search(np.ones((1, 16)), 0)
     with pytest.raises(ValueError, match="mark one word with brackets"):
         store.neighbours(model, "the bank")
+    with pytest.raises(ValueError, match=r"same_word is for one token, and \['New', 'York'\] are 2"):
+        store.neighbours(model, "in [New York]", same_word=True)
     with pytest.raises(ValueError, match=r"vectors must be numbers \(n, 16\), not an array of \(16,\)"):
         store.search(np.ones(16))
 
@@ -862,6 +885,8 @@ def test_neighbours_are_printed_with_their_word_marked(folder, model):
         assert line == f"{found.cosine:.4f}  {' '.join(marked)}"
     answer = json.loads(run(neighbours_verb, "A [play] .", "--store", "words", "--json"))
     assert [query["sentence"] for query in answer["queries"]] == ["A [play] ."]
+    same = json.loads(run(neighbours_verb, "A [Play] .", "--store", "words", "--json", "--same-word"))
+    assert [one["word"] for one in same["queries"][0]["neighbours"]] == ["play", "play"]
     first = answer["queries"][0]["neighbours"][0]
     assert first["tokens"][first["index"]] == first["word"]
     assert first["sentence_number"] in (0, 2, 3)

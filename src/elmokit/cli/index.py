@@ -147,11 +147,18 @@ def info(folder: Path, as_json: bool) -> None:
     "--store", "folder", type=FOLDER, default="store", show_default=True, help="Folder that `index build` wrote."
 )
 @click.option("-k", "--neighbours", "k", type=int, default=10, show_default=True, help="Number of words per SENTENCE.")
+@click.option("--same-word", is_flag=True, help="Only print uses of the same word.")
 @store_model_option
 @device_option
 @json_option
 def neighbours(
-    sentences: tuple[str, ...], folder: Path, k: int, model: str | None, device: str | None, as_json: bool
+    sentences: tuple[str, ...],
+    folder: Path,
+    k: int,
+    same_word: bool,
+    model: str | None,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Print the words of a store nearest to a word or phrase.
 
@@ -161,7 +168,7 @@ def neighbours(
 
     store = WordIndex.open(folder)
     elmo = load_model(model or store.settings.model, device)
-    nearest = {sentence: store.neighbours(elmo, sentence, k=k) for sentence in sentences}
+    nearest = {sentence: store.neighbours(elmo, sentence, k=k, same_word=same_word) for sentence in sentences}
     if as_json:
         answers = [
             {"sentence": sentence, "neighbours": [*map(dataclasses.asdict, near)]} for sentence, near in nearest.items()

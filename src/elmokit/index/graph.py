@@ -108,6 +108,13 @@ def compare(queries: npt.NDArray[np.float32], vectors: Vectors, first: int, k: i
     return stack(best, k)
 
 
+def compare_some(query: npt.NDArray[np.float32], vectors: Vectors, rows: Rows) -> Ranking:
+    """The given rows (R,), ascending, by their cosines with a query (2P,)."""
+    parts = [rows[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(rows), ROWS_AT_ONCE)]
+    cosines = [vectors[part].astype(np.float32) @ query for part in parts]
+    return rank(rows, np.concatenate([*cosines, np.zeros(0, np.float32)]), len(rows))
+
+
 def rank(rows: Rows, cosines: npt.NDArray[np.float32], k: int) -> Ranking:
     """The k largest cosines. Of equal ones the earlier row is first; `rows` must be ascending where they are equal."""
     if len(rows) > 4 * k:  # sorting all of them would cost more than the products

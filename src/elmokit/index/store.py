@@ -44,9 +44,9 @@ from elmokit.index.files import (
     create_files,
     read_settings,
 )
-from elmokit.index.graph import Hits, WordGraph, compare, rank, stack, to_int8
+from elmokit.index.graph import Hits, Ranking, WordGraph, compare, compare_some, rank, stack, to_int8
 from elmokit.index.same_model import ModelCheck
-from elmokit.index.words import Occurrences, hash_words, spread
+from elmokit.index.words import Neighbour, Occurrences, Rows, hash_words, spread
 from elmokit.inference.runner import Sentence
 from elmokit.inference.senses import Occurrence, WordSenses
 from elmokit.inference.vectors import check_vectors, unit
@@ -62,19 +62,6 @@ Progress = Callable[[int, int | None], None]
 
 ROWS_OUTSIDE_GRAPH = 8192  # compared one by one in a few milliseconds, so that a few new words do not rewrite the graph
 CANDIDATES = 4  # rows that the graph proposes for each that is asked for
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A word of the index near the one that was asked about."""
-
-    tokens: list[str]
-    index: int
-    """Position of the word in `tokens`."""
-    word: str
-    cosine: float
-    sentence_number: int
-    """Number of the sentence, counted from 0 in the order of adding, empty sentences included."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +287,7 @@ class WordIndex:
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
-    def neighbours(self, model: ELMo, sentence: str, k: int = 10) -> list[Neighbour]:
+    def neighbours(self, model: ELMo, sentence: str, k: int = 10, *, same_word: bool = False) -> list[Neighbour]:
         """The words nearest to one word or phrase in a sentence, at most one per sentence of the index.
 
         Args:
@@ -308,33 +295,50 @@ class WordIndex:
             sentence: A sentence with one word or phrase in brackets, "He sat by the [bank] ." The same sentence in
                 the index is left out of the result.
             k: Number of words.
+            same_word: Only return the word in brackets, in upper or lower case: its uses that are most like this one.
+                All of them are compared, without the graph.
 
         Returns:
             The neighbours, best first; fewer than `k` if the index has no more.
 
         Raises:
-            ValueError: If no word or more than one is marked, `k` is less than 1, or the model is another one.
+            ValueError: If no word or more than one is marked, `k` is less than 1, the model is another one, or a phrase
+                is marked with `same_word`.
         """
         _check_kind(model)
-        k = check_integer("k", k)
+        k, same_word = check_integer("k", k), check_flag("same_word", same_word)
         asked = marked_phrase(sentence, model.tokenizer)
+        if same_word and asked.end - asked.start > 1:
+            phrase = asked.tokens[asked.start : asked.end]
+            raise ValueError(f"same_word is for one token, and {phrase} are {len(phrase)}: mark one, or leave it out")
         self.check_model(model)
         ((_, reading),) = model.readings([asked.tokens])
         view = view_of(self._layer, model.num_layers)
         query = view.spans(reading, torch.tensor([asked.start]), torch.tensor([asked.end]))[0].cpu().numpy()  # (1, 2P)
+        if same_word:
+            rows = self._rows_of(asked.tokens[asked.start])
+            ranking = compare_some(np.asarray(unit(query[0]), np.float32), self._files.vectors, rows)
+            return self._one_per_sentence(ranking, asked.tokens, k)
         num_rows = 2 * k
         while True:
             hits = self.search(query, num_rows)
-            found: dict[int, Neighbour] = {}
-            for word, cosine in zip(self._files.words(hits.rows[0]), hits.cosines[0], strict=True):
-                if word.tokens != asked.tokens:
-                    neighbour = Neighbour(
-                        word.tokens, word.position, word.tokens[word.position], float(cosine), word.sentence_number
-                    )
-                    found.setdefault(word.sentence_number, neighbour)
-            if len(found) >= k or num_rows >= len(self):
-                return list(found.values())[:k]
+            found = self._one_per_sentence(Ranking(hits.rows[0], hits.cosines[0]), asked.tokens, k)
+            if len(found) == k or num_rows >= len(self):
+                return found
             num_rows *= 4
+
+    def _one_per_sentence(self, ranking: Ranking, asked: list[str], k: int) -> list[Neighbour]:
+        """The best word of each of the first k sentences other than the one that was asked about."""
+        found: dict[int, Neighbour] = {}
+        for word, cosine in zip(self._files.words(ranking.rows), ranking.cosines, strict=True):
+            if word.tokens != asked:
+                neighbour = Neighbour(
+                    word.tokens, word.position, word.tokens[word.position], float(cosine), word.sentence_number
+                )
+                found.setdefault(word.sentence_number, neighbour)
+                if len(found) == k:
+                    break
+        return list(found.values())
 
     def search(self, vectors: npt.ArrayLike, k: int = 10, *, exact: bool = False) -> Hits:
         """The rows nearest to each vector by cosine.
@@ -383,7 +387,7 @@ class WordIndex:
         """
         word = check_string("word", word)
         limit, ignore_case = check_optional_integer("limit", limit), check_flag("ignore_case", ignore_case)
-        rows = np.flatnonzero(self._files.hashes() == hash_words([word]))
+        rows = self._rows_of(word)
         if not ignore_case:
             same = [stored.tokens[stored.position] == word for stored in self._files.words(rows)]
             rows = rows[np.array(same, bool)]
@@ -415,6 +419,10 @@ class WordIndex:
         found = self.occurrences(word, limit=limit)
         uses = [Occurrence(one.tokens, one.position, one.position + 1, one.sentence_number) for one in found.words]
         return model.group_senses(word, uses, found.vectors, num_senses=num_senses)
+
+    def _rows_of(self, word: str) -> Rows:
+        """The rows of a word in upper or lower case."""
+        return np.flatnonzero(self._files.hashes() == hash_words([word]))
 
     @property
     def _layer(self) -> Layer:

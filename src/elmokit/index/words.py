@@ -1,4 +1,4 @@
-"""Words of an index: where a word is, all occurrences of one, and the hashes by which they are found.
+"""Words of an index: where a word is, neighbours, all occurrences of one, and hashes by which they are found.
 
 Input: words. Output: one hash of 8 bytes for each. Words that differ only in upper and lower case have the same hash.
 """
@@ -25,6 +25,19 @@ class StoredWord:
 
     tokens: list[str]
     position: int
+    sentence_number: int
+    """Number of the sentence, counted from 0 in the order of adding, empty sentences included."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A word of the index near the one that was asked about."""
+
+    tokens: list[str]
+    index: int
+    """Position of the word in `tokens`."""
+    word: str
+    cosine: float
     sentence_number: int
     """Number of the sentence, counted from 0 in the order of adding, empty sentences included."""
 
