@@ -110,6 +110,15 @@ def read_settings(folder: Path) -> IndexSettings:
     return from_mapping(IndexSettings, read_json(path), source=str(path))
 
 
+def check_new(folder: Path) -> None:
+    """Check that there is no index in `folder`, nor anything else."""
+    if (folder / SETTINGS_FILE).exists():
+        raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
+    left_by_a_killed_call = {CONTENTS_FILE, LOCK_FILE}
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= left_by_a_killed_call):
+        raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
+
+
 def claimed_folder(folder: Path) -> AbstractContextManager[None]:
     """Keep other processes from writing the folder of an index; a ValueError names the one that does."""
     return claimed(folder, lock=folder / LOCK_FILE, doing="adding to this index")

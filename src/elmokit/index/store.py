@@ -32,14 +32,12 @@ from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.index.batches import SentenceBatch, make_batches
 from elmokit.index.files import (
-    CONTENTS_FILE,
-    LOCK_FILE,
-    SETTINGS_FILE,
     WORDS_FILE,
     IndexContents,
     IndexFiles,
     IndexSettings,
     Source,
+    check_new,
     claimed_folder,
     create_files,
     read_settings,
@@ -125,7 +123,7 @@ class WordIndex:
         skipped = check_tokens(skip_words, "skip_words", "a list of words")
         if model_name is not None:
             check_string("model_name", model_name)
-        _check_new(folder)
+        check_new(folder)
         require("usearch.index", extra="index")
         settings = IndexSettings(
             digest=model.digest(),
@@ -138,7 +136,7 @@ class WordIndex:
         )
         folder.mkdir(parents=True, exist_ok=True)
         with claimed_folder(folder):
-            _check_new(folder)  # another process may have been faster
+            check_new(folder)  # another process may have been faster
             create_files(folder, settings)
         return cls(folder, settings)
 
@@ -443,15 +441,6 @@ class WordIndex:
             log.warning("%s: the graph is damaged or missing (%s); words are compared one by one", path, error)
             self._files.drop_graph()
             return None
-
-
-def _check_new(folder: Path) -> None:
-    """Check that there is no index in `folder`, nor anything else."""
-    if (folder / SETTINGS_FILE).exists():
-        raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
-    left_by_a_killed_call = {CONTENTS_FILE, LOCK_FILE}
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= left_by_a_killed_call):
-        raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
 
 
 def _check_kind(model: object) -> None:
