@@ -119,6 +119,18 @@ def workshop(tmp_path_factory):
     for name in ("train", "dev", "test"):
         tagged = "Anna\tB-person\nlives\tO\nin\tO\nNew\tB-location\nYork\tI-location\n\nRain\tO\n\n"
         (folder / "wnut17" / f"{name}.conll").write_text(tagged * 3)
+    for name in ("semcor", "semeval2007"):
+        lines = "".join(
+            f'<sentence id="s{number}"><wf lemma="x" pos="X">{before}</wf>'
+            f'<instance id="s{number}.t0" lemma="bank" pos="NOUN">bank</instance></sentence>\n'
+            for number, before in enumerate(("The", "He sat by the"))
+        )
+        (folder / name).mkdir()
+        (folder / name / f"{name}.data.xml").write_text(f"<corpus>\n{lines}</corpus>\n")
+        keys = ("s0.t0 bank%1:14:00::\n", "s1.t0 bank%1:17:01::\n")
+        (folder / name / f"{name}.gold.key.txt").write_text("".join(keys))
+    (folder / "wordnet").mkdir()
+    (folder / "wordnet" / "index.sense").write_text("lend%2:40:00:: 1 1 0\nriver%1:17:00:: 2 1 0\n")
     config = TaskConfig(
         task="ner", train=str(folder / "wnut17/train.conll"), dev=str(folder / "wnut17/dev.conll"),
         out=str(folder / "runs/ner"), elmo_at="none", epochs=1, hidden_dim=4,

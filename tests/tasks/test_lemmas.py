@@ -71,3 +71,16 @@ def test_the_longest_phrase_is_found_and_forms_that_are_left_out_are_not():
         ("banks", [("bank", "NOUN"), ("bank", "VERB")]),
     ]
     assert finder.find([]) == finder.find(["", " ", "."]) == []
+
+
+def test_a_phrase_that_is_not_in_training_does_not_begin_with_a_form_that_is_left_out():
+    dictionary = [("the_street", "NOUN"), ("street", "NOUN"), ("the_city", "NOUN")]
+    finder = WordFinder(dictionary, {"the city": {("the_city", "NOUN"): 1}}, {"the"})
+    tokens = ["the", "street", "the", "city"]
+    assert [(one.start, one.end) for one in finder.find(tokens)] == [(1, 2), (2, 4)]
+
+
+def test_what_the_tokenizer_leaves_of_an_auxiliary_verb_is_not_a_word():
+    finder = WordFinder([("ca", "NOUN"), ("do", "VERB")], {}, ())
+    assert [one.start for one in finder.find(["Ca", "n't"])] == []
+    assert [one.start for one in finder.find(["CA", ",", "do", "n't"])] == [0, 2]

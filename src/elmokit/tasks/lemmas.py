@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from elmokit.datasets import Word
 
@@ -21,6 +22,7 @@ RULES = {
 }  # part of speech -> ending -> endings of the lemma
 DOUBLING = ("ed", "ing", "er", "est")  # endings that double a consonant: "stopped", "bigger"
 LONGEST_PHRASE = 5  # words
+CLIPPED = ("ca", "wo", "sha", "ai")  # what the Penn Treebank's tokens have before "n't"
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,25 @@ class WordFinder:
     def find(self, tokens: Sequence[str]) -> list[FoundWord]:
         """Find the words of a sentence. From left to right, the longest phrase of the dictionary is taken.
 
+        A phrase that is not in the training data does not begin with a form that is left out ("the street").
+
         Args:
             tokens: The tokens.
         """
         lower = [token.lower() for token in tokens]
+        for place, (token, after) in enumerate(pairwise(lower)):
+            if after == "n't" and token in CLIPPED:
+                lower[place] = "n't"
         found: list[FoundWord] = []
         start = 0
         while start < len(lower):
+            counts: dict[Word, int] = {}
             for end in range(min(start + LONGEST_PHRASE, len(lower)), start, -1):
-                if counts := self.counts(" ".join(lower[start:end])):
+                form = " ".join(lower[start:end])
+                if (lower[start] not in self._left_out or form in self._forms) and (counts := self.counts(form)):
                     found.append(FoundWord(start, end, counts))
                     break
-            start = found[-1].end if found and found[-1].end > start else start + 1
+            start = end
         return found
 
     def counts(self, form: str) -> dict[Word, int]:

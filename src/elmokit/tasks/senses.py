@@ -9,6 +9,10 @@ at a phrase, from outside. A word takes the sense with the highest score,
 
 where `count` of the word's `total` training instances have this sense. A word that is not in the training data takes
 its first sense in WordNet's sense index, if the task was trained with one.
+
+In running text a form may be one of several words ("saw", "leaves"). Then two more terms choose between them: the same
+prior of the word among the words of the form, and the cosine of the word in context and the mean of all senses of the
+part of speech. A word that is not in the training data has UNSEEN times the latter in place of the cosine of a sense.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,11 @@ from elmokit.tasks.texts import describe_span, read_tokens
 from elmokit.text import TREEBANK, Tokenizer, check_tokens
 
 PRIOR = 0.03  # weight of a sense's frequency, chosen by cross-validation inside SemCor
+UNSEEN = 0.8  # chosen on documents of SemCor that were not trained on
 KINDS = {"NOUN": "NOUN", "PROPN": "NOUN", "VERB": "VERB", "ADJ": "ADJ", "ADV": "ADV"}  # tags that have senses
 FUNCTION_WORD_SHARE = 0.05  # a form that has a sense in fewer of its training occurrences is left out of text
+
+ANNOTATED_IN_PART = ("NOUN", "ADJ", "ADV")  # half of SemCor has senses of verbs only
 
 Counts = dict[str, dict[str, Any]]
 """Part of speech -> lemma -> a count, or counts: words as keys of JSON objects."""
@@ -63,7 +70,8 @@ class _Candidate:
     word: Word
     sense: str
     row: int
-    """Row of the sense's vector."""
+    """Row of the sense's vector, or of that of the part of speech if the word is not in the training data."""
+    is_seen: bool
     prior: float
 
 
@@ -89,23 +97,23 @@ class NearestSense(nn.Module):
         self.inputs, self.first_senses, self.finder = inputs, first_senses, finder
         self.view = view_of("sense", inputs.elmo.num_layers)
         self.candidates: dict[Word, list[_Candidate]] = {}
-        num_senses = 0
+        self.rows: dict[tuple[Word, str], int] = {}
         for word, counts in senses.items():
             priors = _log_shares(list(counts.values()))
-            self.candidates[word] = [
-                _Candidate(word, sense, num_senses + row, prior)
-                for row, (sense, prior) in enumerate(zip(counts, priors, strict=True))
-            ]
-            num_senses += len(counts)
-        self.rows = {(word, one.sense): one.row for word, own in self.candidates.items() for one in own}
-        self.vectors: Tensor  # (senses, 2P), of length 1
-        self.register_buffer("vectors", torch.zeros(num_senses, inputs.elmo.dim, dtype=torch.float16))
+            for sense, prior in zip(counts, priors, strict=True):
+                self.rows[word, sense] = len(self.rows)
+                candidate = _Candidate(word, sense, self.rows[word, sense], True, prior)
+                self.candidates.setdefault(word, []).append(candidate)
+        kinds = sorted({pos for _, pos in [*senses, *first_senses]})
+        self.kind_rows = {pos: len(self.rows) + number for number, pos in enumerate(kinds)}
+        self.vectors: Tensor  # (senses + parts of speech, 2P), of length 1
+        self.register_buffer("vectors", torch.zeros(len(self.rows) + len(kinds), inputs.elmo.dim, dtype=torch.float16))
 
     # ---- training ----
 
     def sums(self, examples: Sequence[SenseSentence], on_examples: Callable[[int], None]) -> Tensor:
         """The sum of the vectors of each sense's instances, (senses, 2P)."""
-        total = torch.zeros(self.vectors.shape)
+        total = torch.zeros(len(self.rows), self.vectors.shape[1])
         words = [_asked_words(sentence) for sentence in examples]
         for done, (number, vectors) in enumerate(self._embed(examples, words), start=1):
             pairs = [
@@ -120,8 +128,11 @@ class NearestSense(nn.Module):
         return total
 
     def set_sums(self, sums: Tensor) -> None:
-        """Set the vectors of the senses. A sum has the direction of the mean."""
-        self.vectors.copy_(normalize(sums, dim=-1))
+        """Set the vectors of senses and parts of speech. A sum has the direction of the mean."""
+        vectors = normalize(sums, dim=-1)
+        kinds = torch.tensor([self.kind_rows[pos] for (_, pos), _ in self.rows], dtype=torch.long) - len(vectors)
+        kind_sums = torch.zeros(len(self.kind_rows), vectors.shape[1]).index_add_(0, kinds, vectors)
+        self.vectors.copy_(torch.cat([vectors, normalize(kind_sums, dim=-1)]))
 
     def _embed(
         self, sentences: Sequence[SenseSentence], words: Sequence[Sequence[FoundWord]]
@@ -144,37 +155,45 @@ class NearestSense(nn.Module):
         words = [
             _asked_words(sentence) if sentence.lemmas else self.finder.find(sentence.tokens) for sentence in examples
         ]
-        answers = [[self._first_sense(word) for word in found] for found in words]
+        answers: list[list[SenseAnswer]] = [[] for _ in examples]
         for number, vectors in self._embed(examples, words):
-            candidates = [self._known_senses(word) for word in words[number]]
-            rows = torch.tensor([one.row for own in candidates for one in own], dtype=torch.long)
-            places = torch.tensor([place for place, own in enumerate(candidates) for _ in own], dtype=torch.long)
-            nearness = (
-                self.vectors[to_device(rows, vectors.device)].float() * vectors[to_device(places, vectors.device)]
-            )
-            cosines = torch.split(nearness.sum(dim=-1).cpu(), [len(own) for own in candidates])
-            for place, (word, own) in enumerate(zip(words[number], candidates, strict=True)):
-                if own:
-                    scores = cosines[place] + torch.tensor([one.prior for one in own])
-                    best = int(scores.argmax())
-                    cosine, (lemma, pos) = float(cosines[place][best]), own[best].word
-                    answers[number][place] = SenseAnswer(word.start, word.end, lemma, pos, own[best].sense, cosine)
+            answers[number] = self._choose(words[number], vectors)
         return answers
 
-    def _known_senses(self, word: FoundWord) -> list[_Candidate]:
-        """The senses of the training data that a word may have; the prior of a form's words is added to theirs."""
-        known = {one: count for one, count in word.counts.items() if one in self.candidates}
-        priors = zip(known, _log_shares(list(known.values())), strict=True)
+    def _choose(self, words: Sequence[FoundWord], vectors: Tensor) -> list[SenseAnswer]:
+        """The sense with the highest score of each of S words, whose vectors are (S, 2P)."""
+        candidates = [(place, one) for place, word in enumerate(words) for one in self._candidates_of(word)]
+        places, rows, kinds = to_device(
+            torch.tensor(
+                [(place, one.row, self.kind_rows[one.word[1]]) for place, one in candidates], dtype=torch.long
+            ).reshape(-1, 3),
+            vectors.device,
+        ).unbind(1)
+        cosines, kind_cosines = (
+            (vectors[places] * self.vectors[chosen].float()).sum(dim=-1).tolist() for chosen in (rows, kinds)
+        )
+        best: dict[int, tuple[float, SenseAnswer]] = {}
+        for (place, one), cosine, kind_cosine in zip(candidates, cosines, kind_cosines, strict=True):
+            score = (cosine if one.is_seen else UNSEEN * cosine) + kind_cosine + one.prior
+            if place not in best or score > best[place][0]:
+                start, end = words[place].start, words[place].end
+                best[place] = score, SenseAnswer(start, end, *one.word, one.sense, cosine if one.is_seen else None)
         return [
-            _Candidate(one.word, one.sense, one.row, one.prior + prior)
-            for name, prior in priors
-            for one in self.candidates[name]
+            best[place][1] if place in best else SenseAnswer(word.start, word.end, *next(iter(word.counts)), None, None)
+            for place, word in enumerate(words)
         ]
 
-    def _first_sense(self, word: FoundWord) -> SenseAnswer:
-        """The answer without a vector: nouns come before verbs, adjectives and adverbs."""
-        lemma, pos = min(word.counts, key=lambda one: (one not in self.first_senses, list(KINDS).index(one[1])))
-        return SenseAnswer(word.start, word.end, lemma, pos, self.first_senses.get((lemma, pos)), None)
+    def _candidates_of(self, word: FoundWord) -> list[_Candidate]:
+        """The senses that a word may have. The prior of each word among the words of a form is added to theirs."""
+        known = [one for one in word.counts if one in self.candidates or one in self.first_senses]
+        candidates: list[_Candidate] = []
+        for name, prior in zip(known, _log_shares([word.counts[one] for one in known]), strict=True):
+            if name in self.candidates:
+                candidates += [replace(one, prior=one.prior + prior) for one in self.candidates[name]]
+            else:
+                row = self.kind_rows[name[1]]
+                candidates.append(_Candidate(name, self.first_senses[name], row, False, prior))
+        return candidates
 
 
 def _log_shares(counts: Sequence[int]) -> list[float]:
@@ -217,16 +236,17 @@ class Senses:
         forms: dict[str, Counter[Word]] = {}
         without_sense: Counter[str] = Counter()
         for sentence in examples:
-            without_sense.update(token.lower() for token in sentence.tokens)
+            with_sense = {one.index for one in sentence.instances}
+            for index, (token, tag) in enumerate(zip(sentence.tokens, sentence.pos, strict=True)):
+                if index not in with_sense and tag not in ANNOTATED_IN_PART:
+                    without_sense[token.lower()] += 1
             for one in sentence.instances:
-                form = sentence.tokens[one.index].lower()
-                without_sense[form] -= 1
                 senses.setdefault(one.word, Counter()).update(one.senses)
-                forms.setdefault(form, Counter())[one.word] += 1
+                forms.setdefault(sentence.tokens[one.index].lower(), Counter())[one.word] += 1
         function_words = []
         for form, count in without_sense.items():
             num_senses = forms.get(form, Counter[Word]()).total()
-            # one more, so that a rare form, which may only be left unannotated, is not taken for a function word
+            # one more, so that a rare form, whose sense may be missing by accident, is not taken for a function word
             if num_senses + 1 < FUNCTION_WORD_SHARE * (num_senses + count + 1) and any(map(str.isalnum, form)):
                 function_words.append(form)
         return {
