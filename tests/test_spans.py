@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from elmokit import ELMo, batch_to_ids, embed_spans, tokenize
 from elmokit.spans import SpanAttention, ends_of_spans, mean_of_spans, pad_spans, to_token_spans
+from elmokit.text import WordWeights
 
 SENTENCES = ["The New York bank lent money .", "He sat .", "", "Ada Lovelace and Maria Schmidt met in Lima ."]
 SPANS = [[(1, 3), (0, 7), (2, 3)], [], [], [(0, 2), (3, 5), (7, 8), (0, 2)]]
@@ -53,6 +54,65 @@ def test_a_span_has_the_vector_that_its_tokens_give_by_hand(model, attention, ho
             for n, span in enumerate(own):
                 row = rows[layer, n] if layers == "all" else rows[n]
                 np.testing.assert_allclose(row, by_hand(tokens, span, how, attention), rtol=1e-4, atol=1e-6)
+
+
+def slot_by_hand(layers, start, end):
+    """(2P,) float64, from all layers (L+1, T+2, 2P) with the boundary tokens: token k is at k + 1."""
+    half = layers.shape[-1] // 2
+    return np.concatenate([layers[-1, start, :half], layers[-1, end + 1, half:]])
+
+
+def sense_by_hand(layers, weights, start, end):
+    around = np.zeros(layers.shape[-1])
+    for place, weight in enumerate(weights):
+        distance = start - place if place < start else place - (end - 1)
+        if distance > 0:  # outside of the span; all of these sentences are short
+            around += weight / (1 + distance / 4) * layers[:, place + 1].mean(axis=0)
+    slot = slot_by_hand(layers, start, end)
+    return slot / np.linalg.norm(slot) + around / max(np.linalg.norm(around), 1e-12)
+
+
+@pytest.mark.parametrize("view", ["slot", "sense"])
+def test_slot_and_sense_see_a_span_from_outside_as_one_word(tiny_elmo, view):
+    model = ELMo.from_pretrained(tiny_elmo, dtype=torch.float64)
+    model.word_weights = WordWeights({"The": 50, ".": 80, "bank": 3, "York": 1})
+    found = embed_spans(model, SENTENCES, SPANS, layers=view)
+    one_by_one = embed_spans(model, SENTENCES, SPANS, layers=view, batch_size=1)
+    readings = dict(model.readings(SENTENCES))
+    for number, (sentence, own) in enumerate(zip(SENTENCES, SPANS, strict=True)):
+        layers = readings[number].layers[:, 0].numpy()  # (L+1, T+2, 2P)
+        np.testing.assert_allclose(layers[:, 1:-1], model.embed([sentence], layers="all")[0], atol=1e-12)
+        weights = [float(weight) for weight in model.word_weights(tokenize(sentence))]
+        assert found[number].shape == (len(own), model.dim)
+        for row, alone, span in zip(found[number], one_by_one[number], own, strict=True):
+            expected = slot_by_hand(layers, *span) if view == "slot" else sense_by_hand(layers, weights, *span)
+            np.testing.assert_allclose(row, expected, atol=1e-9)
+            np.testing.assert_allclose(alone, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("view", ["slot", "sense"])
+def test_a_span_of_one_token_is_the_token_and_its_own_words_do_not_count(model, view):
+    tokens = tokenize(SENTENCES[0])
+    singles = [[(k, k + 1) for k in range(len(tokens))]]
+    (found,) = embed_spans(model, [tokens], singles, layers=view)
+    np.testing.assert_allclose(found, model.embed([tokens], layers=view)[0], atol=1e-6)
+    # the words between <S> and the span, and between the span and </S>, are all that forward and backward read
+    other = [*tokens[:1], "Los", "Angeles", *tokens[3:]]
+    (one,), (another,) = embed_spans(model, [tokens, other], [[(1, 3)], [(1, 3)]], layers="slot")
+    np.testing.assert_allclose(one, another, atol=1e-6)
+    text = SENTENCES[0]
+    place = (text.index("New York"), text.index(" bank"))
+    (by_characters,) = embed_spans(model, [text], [[place]], unit="characters", layers=view)
+    (by_tokens,) = embed_spans(model, [text], [[(1, 3)]], layers=view)
+    np.testing.assert_array_equal(by_characters, by_tokens)
+
+
+@pytest.mark.parametrize("view", ["slot", "sense"])
+@pytest.mark.parametrize("how", ["ends", "attention"])
+def test_slot_and_sense_are_not_pooled_from_tokens(model, attention, view, how):
+    given_attention = attention if how == "attention" else None
+    with pytest.raises(ValueError, match=f"layers=\"{view}\" looks at a span from outside.*leave out how='{how}'"):
+        embed_spans(model, SENTENCES, SPANS, how=how, layers=view, attention=given_attention)
 
 
 def test_token_lists_tensors_batches_and_half_precision_give_the_same(model, tiny_elmo):

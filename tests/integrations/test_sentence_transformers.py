@@ -29,6 +29,7 @@ from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary, tokenize
 from elmokit.integrations import sentence_transformers as ours
 from elmokit.integrations.sentence_transformers import ElmoEmbeddings
 from elmokit.network import OutputLayer
+from elmokit.text import WordWeights
 
 TEXTS = ["The bank lent money.", "", f"He said: {'o' * 99}!", "Ça va? 友達", "I cannot pay $3.50, Mr. Jones."]
 
@@ -45,7 +46,7 @@ def host(*modules):
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["average", "top", 0, 1])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", "sense", 0, 1])
 def test_encode_is_that_of_the_elmo(elmo, layers):
     model = host(ElmoEmbeddings(elmo, layers=layers))
     np.testing.assert_allclose(model.encode(TEXTS), elmo.encode(TEXTS, layers=layers), atol=1e-6)
@@ -54,8 +55,9 @@ def test_encode_is_that_of_the_elmo(elmo, layers):
     assert model.get_embedding_dimension() == 16
 
 
-def test_a_sentence_encodes_the_same_alone_and_in_any_batch(elmo):
-    model = host(ElmoEmbeddings(elmo))
+@pytest.mark.parametrize("layers", ["average", "slot", "sense"])
+def test_a_sentence_encodes_the_same_alone_and_in_any_batch(elmo, layers):
+    model = host(ElmoEmbeddings(elmo, layers=layers))
     together = model.encode(TEXTS)
     np.testing.assert_allclose(model.encode(TEXTS[::-1], batch_size=2)[::-1], together, atol=1e-6)
     np.testing.assert_allclose([model.encode(text) for text in TEXTS], together, atol=1e-6)
@@ -63,10 +65,11 @@ def test_a_sentence_encodes_the_same_alone_and_in_any_batch(elmo):
     assert not together[1].any(), "a text without words is zeros"
 
 
-def test_the_english_model_encodes_as_it_does_by_itself():
+@pytest.mark.parametrize("layers", ["average", "sense"])
+def test_the_english_model_encodes_as_it_does_by_itself(layers):
     english = ELMo.from_pretrained()
-    model = host(ElmoEmbeddings(english))
-    np.testing.assert_allclose(model.encode(TEXTS), english.encode(TEXTS), atol=1e-6)
+    model = host(ElmoEmbeddings(english, layers=layers))
+    np.testing.assert_allclose(model.encode(TEXTS), english.encode(TEXTS, layers=layers), atol=1e-6)
 
 
 def test_lists_of_words_are_taken_as_they_are(elmo):
@@ -74,19 +77,21 @@ def test_lists_of_words_are_taken_as_they_are(elmo):
     np.testing.assert_allclose(host(ElmoEmbeddings(elmo)).encode(words), elmo.encode(words), atol=1e-6)
 
 
-def test_word_vectors_come_as_token_embeddings(elmo):
+@pytest.mark.parametrize("layers", ["average", "slot", "sense"])
+def test_word_vectors_come_as_token_embeddings(elmo, layers):
     texts = [TEXTS[0], TEXTS[4]]
-    found = host(ElmoEmbeddings(elmo)).encode(texts, output_value="token_embeddings")
-    for vectors, expected in zip(found, elmo.embed(texts), strict=True):
+    found = host(ElmoEmbeddings(elmo, layers=layers)).encode(texts, output_value="token_embeddings")
+    for vectors, expected in zip(found, elmo.embed(texts, layers=layers), strict=True):
         np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("layers", ["average", "sense"])
 @pytest.mark.parametrize("mode", ["mean", "max", "lasttoken"])
-def test_pooling_modules_of_the_host_see_words_and_no_padding(elmo, mode):
-    model = host(ElmoEmbeddings(elmo), Pooling(16, mode), Normalize())
+def test_pooling_modules_of_the_host_see_words_and_no_padding(elmo, mode, layers):
+    model = host(ElmoEmbeddings(elmo, layers=layers), Pooling(16, mode), Normalize())
     pool = {"mean": lambda x: x.mean(0), "max": lambda x: x.max(0), "lasttoken": lambda x: x[-1]}[mode]
     texts = [text for text in TEXTS if text]
-    expected = np.stack([pool(vectors) for vectors in elmo.embed(texts)])
+    expected = np.stack([pool(vectors) for vectors in elmo.embed(texts, layers=layers)])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(model.encode(texts), expected, atol=1e-6)
     if mode != "max":
@@ -114,11 +119,48 @@ def test_words_beyond_max_seq_length_are_cut(elmo):
     assert ElmoEmbeddings(elmo).max_seq_length is None
 
 
-def test_half_precision_sums_in_single(elmo):
-    half = host(ElmoEmbeddings(elmo.to(torch.float16)))
+@pytest.mark.parametrize("layers", ["average", "sense"])
+def test_half_precision_sums_in_single(elmo, layers):
+    half = host(ElmoEmbeddings(elmo.to(torch.float16), layers=layers))
     found = half.encode(TEXTS, convert_to_tensor=True)
     assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, elmo.encode(TEXTS), atol=1e-3)
+    np.testing.assert_allclose(found, elmo.encode(TEXTS, layers=layers), atol=1e-3)
+
+
+def test_the_weights_of_words_belong_to_the_words_that_are_kept(elmo):
+    elmo.word_weights = WordWeights({"bank": 5, "the": 900, "lent": 1})
+    module = ElmoEmbeddings(elmo, layers="sense", max_seq_length=3)
+    features = module.preprocess(["The bank lent money.", "the", ""])
+    np.testing.assert_allclose(features["word_weights"][0], elmo.word_weights(["The", "bank", "lent"]))
+    np.testing.assert_allclose(features["word_weights"][1], [*elmo.word_weights(["the"]), 0, 0])
+    assert not features["word_weights"][2].any()
+    assert module.preprocess([""])["word_weights"].shape == (1, 1)
+    expected = elmo.encode([["The", "bank", "lent"]], layers="sense")
+    np.testing.assert_allclose(host(module).encode(["The bank lent money."]), expected, atol=1e-6)
+    assert "word_weights" not in ElmoEmbeddings(elmo, layers="slot").preprocess(["a"])
+
+
+@pytest.mark.parametrize("layers", ["slot", "sense"])
+def test_gradients_reach_the_biLM_through_slot_and_sense(tiny_elmo, layers):
+    module = ElmoEmbeddings(ELMo.from_pretrained(tiny_elmo, freeze=False), layers=layers)
+    texts = ["The bank lent money .", "", "bank"]  # no words; one word, which has no surroundings
+    vectors = module(module.preprocess(texts))["sentence_embedding"]
+    wanted = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(3))
+    (vectors * wanted).sum().backward()
+    for name, parameter in module.named_parameters():
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any(), name
+    # one weight, moved a little in float64: the loss changes as the gradient says
+    wide = ELMo.from_pretrained(tiny_elmo, dtype=torch.float64)
+    entry = (0, 3, 2)
+    step = 1e-5
+    losses = []
+    for sign in (1, -1):
+        wide.bilm.layers[0].recurrent_weight.data[entry] += sign * step
+        losses.append(float((wide.encode(texts, layers=layers) * wanted.numpy()).sum()))
+        wide.bilm.layers[0].recurrent_weight.data[entry] -= sign * step
+    slope = (losses[0] - losses[1]) / (2 * step)
+    assert slope == pytest.approx(float(module.elmo.bilm.layers[0].recurrent_weight.grad[entry]), rel=1e-3)
 
 
 def test_the_module_holds_a_copy_without_what_vectors_do_not_need(tmp_path):
@@ -174,7 +216,7 @@ def test_a_mix_needs_an_elmo_with_one(tiny_elmo):
 # ---- save and load ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["top", "mix", 0])
+@pytest.mark.parametrize("layers", ["top", "mix", "slot", "sense", 0])
 def test_a_saved_model_loads_and_encodes_the_same_bits(tiny_elmo, tmp_path, layers):
     elmo = ELMo.from_pretrained(tiny_elmo, freeze=False, dropout=0.25)
     elmo.mixes[0].weights.data = torch.tensor([0.0, 1.0, 2.0])
@@ -185,6 +227,20 @@ def test_a_saved_model_loads_and_encodes_the_same_bits(tiny_elmo, tmp_path, laye
     assert loaded[0].get_config_dict() == model[0].get_config_dict()
     assert loaded[0].get_config_dict() == {"layers": layers, "max_seq_length": 7, "freeze": False, "dropout": 0.25}
     assert all(parameter.requires_grad for parameter in loaded[0].parameters())
+
+
+def test_sense_keeps_the_words_of_a_language_model_when_it_is_saved(tmp_path):
+    words = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank"])
+    sizes = BiLMConfig(char_dim=2, filters=((1, 4),), num_highways=0, cell_dim=4, projection_dim=4)
+    elmo = ELMo(BiLM(sizes), output_layer=OutputLayer(5, 4), vocabulary=words).eval()
+    texts = ["the bank", "a bank lent the money"]
+    model = host(ElmoEmbeddings(elmo, layers="sense"))
+    np.testing.assert_allclose(model.encode(texts), elmo.encode(texts, layers="sense"), atol=1e-6)
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
+    assert np.array_equal(loaded.encode(texts), model.encode(texts))
+    assert loaded[0].elmo.output_layer is None
+    assert {name.split(".")[1] for name, _ in loaded[0].named_parameters()} == {"bilm"}
 
 
 def test_the_saved_folder_is_a_folder_of_elmo_too(elmo, tmp_path):
@@ -246,6 +302,13 @@ def test_fine_tuning_lowers_the_loss_and_resumes_to_the_same_bits(tiny_elmo, tmp
     assert np.array_equal(resumed.model.encode(TEXTS), whole.model.encode(TEXTS))
     saved = SentenceTransformer(str(tmp_path / "whole" / "checkpoint-20"), device="cpu", trust_remote_code=True)
     assert np.array_equal(saved.encode(TEXTS), whole.model.encode(TEXTS))
+
+
+def test_fine_tuning_by_sense_lowers_the_loss(tiny_elmo, tmp_path):
+    trainer = pairs_trainer(ELMo.from_pretrained(tiny_elmo, freeze=False), tmp_path, layers="sense")
+    trainer.train()
+    losses = losses_of(trainer)
+    assert losses[-1] < losses[0] / 2
 
 
 def test_of_a_frozen_biLM_the_mix_alone_is_learnt(elmo, tmp_path):

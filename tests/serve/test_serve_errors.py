@@ -14,12 +14,36 @@ from elmokit.serve.errors import RefusalError
 from elmokit.serve.observe import JSONLines
 from elmokit.serve.settings import Settings
 
+BANKS = {"source_sentence": "The bank lent money .", "sentences": ["He robbed the bank .", "a bank"]}
+
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "error_type", "named"),
     [
         ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences"),
+        ("/similarity", {"inputs": {**BANKS, "word": "loan"}}, 422, "Validation", "source_sentence: the word 'loan'"),
+        ("/similarity", {"inputs": {**BANKS, "word": "The"}}, 422, "Validation", "inputs.sentences[1]: the word 'The'"),
+        ("/similarity", {"inputs": {**BANKS, "word": "lent money"}}, 422, "Validation", "sentences[0]: the word 'lent"),
+        ("/similarity", {"inputs": {**BANKS, "word": " "}}, 422, "Validation", "the word ' ' is not in the sentence"),
+        (
+            "/similarity",
+            {"inputs": {**BANKS, "word": ""}},
+            422,
+            "Validation",
+            "inputs.word: String should have at least",
+        ),
+        (
+            "/similarity",
+            {"inputs": {**BANKS, "word": "a" * 1001}},
+            422,
+            "Validation",
+            "inputs.word: String should have",
+        ),
+        ("/similarity", {"inputs": {**BANKS, "word": ["bank"]}}, 422, "Validation", "inputs.word: Input should be a"),
+        ("/similarity", {"inputs": BANKS, "parameters": {"layers": 3}}, 422, "Validation", "from 0 to 2, not 3"),
+        ("/similarity", {"inputs": BANKS, "parameters": {"layers": "all"}}, 422, "Validation", "'slot' or 'sense'"),
+        ("/embed", {"inputs": "a", "layers": "all"}, 422, "Validation", "'slot' or 'sense'"),
         ("/embed", {"inputs": 3}, 422, "Validation", "inputs: Input should be a valid string"),
         ("/embed", {"inputs": ["a", 3]}, 422, "Validation", "inputs.1"),
         ("/embed", {}, 422, "Validation", "inputs: Field required"),

@@ -1,5 +1,6 @@
 """The endpoints of vectors and tokens give what the library gives, whatever other requests share the batch."""
 
+import asyncio
 import base64
 import io
 import random
@@ -14,12 +15,15 @@ import safetensors.numpy
 from served import TEXTS, TOLERANCE, WORDS, make_model, post, serving
 
 from elmokit import ELMo
+from elmokit.inference.views import view_of
 from elmokit.serve import wire
 from elmokit.serve.app import create_app
+from elmokit.serve.engine import Engine, chosen_layers, token_vectors
 from elmokit.serve.settings import Settings
+from elmokit.text import WordWeights
 
 
-@pytest.mark.parametrize("layers", ["average", "top", 0, 2])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", "sense", 0, 2])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_embed_gives_the_vectors_of_encode(client, model, layers, normalize):
     found = post(client, "/embed", {"inputs": TEXTS, "layers": layers, "normalize": normalize}).json()
@@ -36,6 +40,36 @@ def test_embed_all_gives_the_vectors_of_embed(client, model):
     found = post(client, "/embed_all", {"inputs": TEXTS}).json()
     for vectors, expected in zip(found, model.embed(TEXTS), strict=True):
         np.testing.assert_allclose(np.array(vectors).reshape(expected.shape), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("layers", ["top", "slot", "sense", 1])
+def test_embed_all_gives_any_view_of_embed(client, model, layers):
+    found = post(client, "/embed_all", {"inputs": TEXTS, "layers": layers}).json()
+    for vectors, expected in zip(found, model.embed(TEXTS, layers=layers), strict=True):
+        np.testing.assert_allclose(np.array(vectors).reshape(expected.shape), expected, **TOLERANCE)
+
+
+def test_requests_for_different_views_share_one_batch(model):
+    reports = []
+    engine = Engine(model, Settings(patience=0.2), report=reports.append)
+    sentences = [["The", "bank", "lent", "money"], ["a", "river"], [], ["the", "bank", "of", "the", "river", "."]]
+    views = {name: view_of(name, model.num_layers) for name in ("average", "top", "slot", "sense")}
+
+    async def ask():
+        wanted = [engine.vectors(sentences, token_vectors(view)) for view in views.values()]
+        return await asyncio.gather(*wanted, engine.vectors(sentences, chosen_layers([2, 0], 3)))
+
+    engine.batcher.start()
+    try:
+        *found, layers = asyncio.run(ask())
+    finally:
+        engine.batcher.close()
+    assert [report.num_pieces for report in reports] == [5 * len(sentences)]
+    for name, vectors in zip(views, found, strict=True):
+        for rows, expected in zip(vectors, model.embed(sentences, layers=name), strict=True):
+            np.testing.assert_allclose(rows, expected, **TOLERANCE)
+    for stacked, expected in zip(layers, model.embed(sentences, layers="all"), strict=True):
+        np.testing.assert_allclose(stacked, expected[[2, 0]], **TOLERANCE)
 
 
 def test_lists_of_tokens_are_taken_as_they_are(client, model):
@@ -62,6 +96,26 @@ def test_similarity_is_the_cosine_of_the_library(client, model):
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[2:]}, "parameters": {"truncate": None}}
     expected = [model.similarity(TEXTS[0], text) for text in TEXTS[2:]]
     np.testing.assert_allclose(post(client, "/similarity", body).json(), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("layers", [None, "average", "top", "slot", "sense", 1])
+@pytest.mark.parametrize("word", [None, "bank", "BANK", "the river"])
+def test_similarity_compares_sentences_or_a_word_by_any_view(client, model, word, layers):
+    source, *others = [
+        "The bank of the river .",
+        "He sat by the river bank .",
+        "the river, the bank",
+        "a bank by The River",
+        "bank the river bank",
+    ]
+    inputs = {"source_sentence": source, "sentences": others, "word": word}
+    found = post(client, "/similarity", {"inputs": inputs, "parameters": {"layers": layers}}).json()
+    expected = [model.similarity(source, other, word=word, layers=layers) for other in others]
+    np.testing.assert_allclose(found, expected, **TOLERANCE)
+    if layers is None:
+        del inputs["word" if word is None else "sentences"]
+        inputs["sentences"] = others
+        assert post(client, "/similarity", {"inputs": inputs}).json() == found
 
 
 @pytest.mark.parametrize(("direction", "kept"), [("right", slice(None, 512)), ("Left", slice(-512, None))])
@@ -126,6 +180,20 @@ def test_the_cache_of_words_keeps_no_more_characters_than_the_model_reads(client
     model.forget_words()
     post(client, "/embed_all", {"inputs": [[word]]})
     assert max(map(len, model._runner._words._slots)) < 100
+
+
+def test_a_word_longer_than_the_model_reads_has_its_own_weight(client, model):
+    known = "x" * model.config.max_characters
+    tokens = ["the", known + "x" * 100, "bank"]
+    before, model.word_weights = model.word_weights, WordWeights([known, "the"])
+    try:
+        found = post(client, "/embed_all", {"inputs": [tokens], "layers": "sense"}).json()
+        (expected,) = model.embed([tokens], layers="sense")
+        np.testing.assert_allclose(found[0], expected, atol=1e-5)
+        (as_known,) = model.embed([["the", known, "bank"]], layers="sense")  # the same characters, another weight
+        assert np.abs(as_known - expected).max() > 1e-3
+    finally:
+        model.word_weights = before
 
 
 def test_vectors_are_those_of_the_library_under_concurrent_mixed_load(client, model):

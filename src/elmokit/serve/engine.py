@@ -49,7 +49,7 @@ class SubstituteQuery:
 
 @dataclass(frozen=True)
 class NeighbourQuery:
-    """A sentence with one word in brackets, the number of neighbours to return, and the sentence's length."""
+    """A sentence with one word or phrase in brackets, the number of neighbours to return, and the sentence's length."""
 
     sentence: str
     k: int

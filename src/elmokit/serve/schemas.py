@@ -110,7 +110,7 @@ class SubstitutesRequest(RequestBody):
 
 
 class NeighboursRequest(RequestBody):
-    """A text with one word in brackets, `He sat by the [bank] .`"""
+    """A text with one word or phrase in brackets, `He sat by the [bank] .`"""
 
     inputs: str
     k: Annotated[int, Field(ge=1, le=100)] = 10

@@ -16,7 +16,7 @@ from elmokit.serve import schemas, wire
 from elmokit.serve.engine import NeighbourQuery
 from elmokit.serve.errors import RefusalError
 from elmokit.serve.reader import RequestReader
-from elmokit.text import Tokenizer, marked_word
+from elmokit.text import Tokenizer, marked_phrase
 
 
 def add_tasks(app: FastAPI, reader: RequestReader) -> None:
@@ -44,10 +44,10 @@ def add_tasks(app: FastAPI, reader: RequestReader) -> None:
 
     @app.post("/neighbours", response_model=list[schemas.NeighbourWord], tags=["index"])
     async def neighbours(request: Request, body: schemas.NeighboursRequest) -> Response:
-        """The words of the indexed corpus nearest to the word in brackets, at most one per sentence."""
+        """The words of the indexed corpus nearest to the word or phrase in brackets, at most one per sentence."""
         if engine.index is None:
             raise RefusalError(424, "Backend", "this server has no index: start it with --index FOLDER")
-        (tokens,) = await reader.sentences(request, [marked_word(body.inputs, tokenizer).tokens])
+        (tokens,) = await reader.sentences(request, [marked_phrase(body.inputs, tokenizer).tokens])
         query = NeighbourQuery(body.inputs, body.k, len(tokens))
         return wire.json_response(await reader.before_deadline(engine.neighbours(query)))
 
