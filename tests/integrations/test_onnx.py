@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from elmokit import BiLM, BiLMConfig, ELMo, Vocabulary, __version__, batch_to_ids
 from elmokit.settings import to_mapping
+from elmokit.text import WordWeights
 
 onnx = pytest.importorskip("onnx", reason="the extra elmokit[onnx] is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra elmokit[onnx] is not installed")
@@ -188,7 +189,7 @@ def test_a_model_with_a_lexicon_agrees_with_torch_and_carries_it(kind, tmp_path)
 # ---- one vector a token ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["average", "top", 0, 1, 2])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", 0, 1, 2])
 def test_chosen_layers_are_those_of_embed(model, tmp_path, layers):
     file = export_onnx(model, tmp_path / "model.onnx", layers=layers)
     onnx.checker.check_model(file.path, full_check=True)
@@ -197,6 +198,87 @@ def test_chosen_layers_are_those_of_embed(model, tmp_path, layers):
     for vectors, expected in zip(found["vectors"], model.embed(SENTENCES, layers=layers), strict=True):
         assert np.abs(vectors[: len(expected)] - expected).max(initial=0) < 1e-5
         assert not vectors[len(expected) :].any()
+
+
+def weights_by_metadata(session, sentences, num_tokens):
+    """The second input of a file of "sense", as docs/onnx.md says: (batch, tokens), zeros at padding."""
+    table = json.loads(session.get_modelmeta().custom_metadata_map["word_weights"])
+    weights = np.zeros((len(sentences), num_tokens), np.float32)
+    for row, sentence in zip(weights, sentences, strict=True):
+        row[: len(sentence)] = [table["words"].get(token, table["unknown"]) for token in sentence]
+    return weights
+
+
+def assert_sense_as_embed(model, path, sentences, padding=0):
+    session = open_session(path)
+    ids = model.to_ids(sentences)
+    ids = torch.cat([ids, ids.new_zeros(len(ids), padding, *ids.shape[2:])], dim=1)
+    weights = weights_by_metadata(session, sentences, ids.shape[1])
+    vectors, mask = session.run(["vectors", "mask"], {"ids": ids.numpy(), "weights": weights})
+    assert vectors.shape == (*ids.shape[:2], model.dim)
+    assert mask.sum(axis=1).tolist() == list(map(len, sentences))
+    for found, expected in zip(vectors, model.embed(sentences, layers="sense"), strict=True):
+        assert np.abs(found[: len(expected)] - expected).max(initial=0) < 1e-5
+        assert not found[len(expected) :].any()
+
+
+VIEWED = {
+    "characters": (CONFIG, {}),
+    "one layer, no skip connections": (
+        BiLMConfig(char_dim=3, filters=((1, 4),), cell_dim=6, projection_dim=4, num_layers=1, skip_connections=False),
+        {},
+    ),
+    "words": (
+        BiLMConfig(num_words=5, cell_dim=6, projection_dim=4),
+        {"vocabulary": Vocabulary(["<S>", "</S>", "<UNK>", "bank", "é"])},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWED)
+def test_sense_is_that_of_embed_with_the_weights_that_the_file_holds(tmp_path, kind):
+    config, parts = VIEWED[kind]
+    model = random_model(config, **parts)
+    file = export_onnx(model, tmp_path / "model.onnx", layers="sense")
+    onnx.checker.check_model(file.path, full_check=True)
+    assert list(file.inputs) == ["ids", "weights"]
+    assert file.inputs["weights"] == ("batch", "tokens")
+    assert list(file.outputs) == ["vectors", "mask"]
+    session = open_session(file.path)
+    for values, shapes in ((session.get_inputs(), file.inputs), (session.get_outputs(), file.outputs)):
+        assert {value.name: tuple(value.shape) for value in values} == shapes
+    assert session.get_modelmeta().custom_metadata_map["layers"] == "sense"
+    far = ["bank", *["The", "lent", "é"] * 30, "money"]  # words that are further away than the surroundings reach
+    for sentences in (SENTENCES, [["bank"]], [far, ["a", "b"]], [[]], [[], []], []):
+        assert_sense_as_embed(model, file.path, sentences)
+    assert_sense_as_embed(model, file.path, SENTENCES, padding=3)
+
+
+def test_weights_of_counts_are_those_of_the_file_and_padding_has_none(tmp_path):
+    model = random_model()
+    model.word_weights = WordWeights({"The": 70, "bank": 2, "Über": 1})
+    path = export_onnx(model, tmp_path / "model.onnx", layers="sense").path
+    assert_sense_as_embed(model, path, SENTENCES)
+    session, ids = open_session(path), model.to_ids(SENTENCES).numpy()
+    weights = weights_by_metadata(session, SENTENCES, ids.shape[1])
+    weights[weights == 0] = 5.0  # what is at padding does not count
+    (vectors,) = session.run(["vectors"], {"ids": ids, "weights": weights})
+    assert np.abs(vectors[0] - model.embed(SENTENCES, layers="sense")[0]).max() < 1e-5
+    assert np.abs(vectors[3, :4] - model.embed(SENTENCES, layers="sense")[3]).max() < 1e-5
+
+
+@pytest.mark.parametrize("layers", ["slot", "sense"])
+def test_the_embedded_model_gives_slot_and_sense(tmp_path, layers):
+    model = ELMo.from_pretrained()
+    path = export_onnx(model, tmp_path / "model.onnx", layers=layers, dtype="int8").path
+    sentences = [*SENTENCES, ["He", "sat", "on", "the", "bank", "of", "the", "river", "."]]
+    if layers == "sense":
+        assert_sense_as_embed(model, path, sentences)
+        return
+    for found, expected in zip(
+        run(path, batch_to_ids(sentences))["vectors"], model.embed(sentences, layers=layers), strict=True
+    ):
+        assert np.abs(found[: len(expected)] - expected).max(initial=0) < 1e-5
 
 
 def test_the_mix_is_the_one_that_the_model_has_learned(tmp_path):
@@ -364,6 +446,9 @@ def test_the_verb_gives_json_and_takes_layers_and_dtype(tiny_elmo, tmp_path):
         "outputs": {"vectors": ["batch", "tokens", 16], "mask": ["batch", "tokens"]},
     }
     assert invoke(tiny_elmo, "--onnx", path, "--layers", "mix", "--overwrite").exit_code == 0
+    done = invoke(tiny_elmo, "--onnx", path, "--layers", "sense", "--overwrite")
+    shapes = "ids (batch, tokens, 50), weights (batch, tokens) -> vectors (batch, tokens, 16), mask (batch, tokens)"
+    assert done.output.endswith(f" MB, {shapes}\n")
 
 
 def test_the_verb_refuses_before_it_loads_a_model(tiny_elmo, tmp_path):

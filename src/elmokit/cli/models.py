@@ -265,7 +265,7 @@ def _written_files(elmo: ELMo, names: tuple[str, ...]) -> set[str]:
 @click.command()
 @click.argument("model", required=False)
 @click.option("--onnx", "target", metavar="OUT", required=True, type=click.Path(path_type=Path), help="File to write.")
-@layers_option("all", "Layers that the file computes", names="average, top, all, mix")
+@layers_option("all", "Layers that the file computes", names="average, top, all, slot, sense, mix")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "int8"]),
@@ -278,7 +278,8 @@ def _written_files(elmo: ELMo, names: tuple[str, ...]) -> set[str]:
 def export(model: str | None, target: Path, layers: Any, dtype: Any, overwrite: bool, as_json: bool) -> None:
     """Write MODEL as an ONNX file.
 
-    The file turns ids of any batch and length into vectors and a mask. Without MODEL, export en.
+    The file turns ids of any batch and length into vectors and a mask; for sense it also reads the weights of the
+    words. Without MODEL, export en.
     """
     from elmokit.inference.views import check_layers
     from elmokit.integrations.onnx import export_onnx
@@ -287,8 +288,11 @@ def export(model: str | None, target: Path, layers: Any, dtype: Any, overwrite: 
     elmo = load_model(model, "cpu")
     chosen: Any = layers if layers == "mix" else check_layers(layers, elmo.num_layers)
     file = export_onnx(elmo, target, layers=chosen, dtype=dtype)
-    outputs = ", ".join(f"{name} {_format_shape(shape)}" for name, shape in file.outputs.items())
-    line = f"{file.path}: {file.num_bytes / 1e6:.1f} MB, ids {_format_shape(file.inputs['ids'])} -> {outputs}"
+    inputs, outputs = (
+        ", ".join(f"{name} {_format_shape(shape)}" for name, shape in shapes.items())
+        for shapes in (file.inputs, file.outputs)
+    )
+    line = f"{file.path}: {file.num_bytes / 1e6:.1f} MB, {inputs} -> {outputs}"
     print_result(as_json, {**dataclasses.asdict(file), "path": str(file.path)}, line)
 
 

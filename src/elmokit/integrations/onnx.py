@@ -2,7 +2,8 @@
 
 Input: an `ELMo` of any kind. Output: a file whose graph reads what `batch_to_ids` (or `ELMo.to_ids`) makes, for any
 number of sentences and tokens, and gives every layer's vectors (L+1, B, T, 2P) and the mask (B, T), as `BiLM.forward`
-does: boundary tokens are added and removed inside, padding is zero, no state is kept from run to run.
+does, or one vector per token, as `ELMo.embed` does: boundary tokens are added and removed inside, padding is zero, no
+state is kept from run to run.
 
 The graph is built node by node in the order of the data, with the names and shapes of `elmokit.network` (S = T+2 is the
 number of steps with boundary tokens). Nothing is traced, so the file does not depend on the version of torch.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from elmokit.arguments import check_path
 from elmokit.config import BiLMConfig
 from elmokit.extras import require
 from elmokit.files import replacing
-from elmokit.inference.views import check_layers
+from elmokit.inference.views import HALF_DISTANCE, REACH, check_layers
 from elmokit.settings import to_mapping
 from elmokit.storage.folder import SCALE, Storage, stored
 
@@ -38,7 +39,8 @@ require("onnx", extra="onnx")
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-Layers = Literal["all", "average", "top", "mix"] | int
+Layers = Literal["all", "average", "top", "slot", "sense", "mix"] | int
+Directions = list[str]  # forward and backward, (S, B, P) each
 Shape = tuple[str | int, ...]
 Array = npt.NDArray[Any]
 
@@ -66,7 +68,8 @@ def export_onnx(
         model: The model.
         path: The file to write.
         layers: "all", or one vector per token: "average" is the even mix, "top" the last layer, a number one layer,
-            "mix" the mix that the model has learned.
+            "mix" the mix that the model has learned, "slot" and "sense" as in `ELMo.embed`. The graph of "sense" has a
+            second input, `weights`, the weights of the words; its metadata has a table of them.
         dtype: How the weights are stored, as in `save_pretrained`. The graph always computes in float32.
 
     Returns:
@@ -77,7 +80,8 @@ def export_onnx(
             than 2 GiB.
     """
     path, config = Path(check_path("path", path)), model.config
-    fractions = _fractions(model, layers)
+    chosen = layers if layers == "mix" else check_layers(layers, model.num_layers)
+    fractions = _fractions(model, chosen)
     _check_exportable(model)
     weights = stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)
     metadata = {
@@ -91,6 +95,8 @@ def export_onnx(
         metadata["vocabulary"] = "\n".join(model.vocabulary.words)
     if model.lexicon is not None:
         metadata["lexicon"] = json.dumps({"characters": model.lexicon.characters, "words": model.lexicon.words})
+    if chosen == "sense":
+        metadata["word_weights"] = _word_weights(model)
     num_bytes = sum(t.nbytes for t in weights.values()) + sum(len(text.encode()) for text in metadata.values())
     if num_bytes > LARGEST_FILE:
         advice = "" if dtype == "int8" else ': store it as "float16" or "int8"'
@@ -98,11 +104,18 @@ def export_onnx(
 
     axes: Shape = ("batch", "tokens")
     inputs = {"ids": axes if config.id_columns is None else (*axes, config.id_columns)}
+    if chosen == "sense":
+        inputs["weights"] = axes
     outputs = {"vectors": (*axes, model.dim), "mask": axes}
-    if fractions is None:
+    if chosen == "all":
         outputs = {"layers": (model.num_layers, *outputs["vectors"]), "mask": axes}
     graph = Graph(weights)
-    _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy(), fractions)
+    computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
+    vectors = _vectors(graph, chosen, computed, mask, fractions)
+    # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
+    is_token = graph("Unsqueeze", mask, _ints(2))
+    graph("Where", is_token, vectors, _float(0), output=next(iter(outputs)))
+    graph("Identity", mask, output="mask")
     content = _model(graph, inputs, outputs, metadata).SerializeToString()
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -118,20 +131,25 @@ def _check_exportable(model: ELMo) -> None:
         raise ValueError("an exported model removes boundary tokens: load it without keep_boundaries")
 
 
-def _fractions(model: ELMo, layers: Layers) -> dict[int, float] | None:
-    """Layer -> its fraction of a token's vector; None for all layers."""
+def _fractions(model: ELMo, layers: Layers) -> dict[int, float]:
+    """Layer -> its fraction of a token's vector, for a vector that is a sum of layers."""
     if layers == "mix":
         mix = model.mixes[0] if len(model.mixes) == 1 else None
         if not isinstance(mix, ScalarMix) or mix.layer_norm:
             kind = f"{len(model.mixes)} mixes{' with layer norm' if model.layer_norm else ''}"
             raise ValueError(f'layers="mix" is for a model with one mix and no layer norm, this one has {kind}')
         return dict(enumerate((mix.gamma.double() * mix.weights.double().softmax(dim=0)).tolist()))
-    checked = check_layers(layers, model.num_layers)
-    if checked == "all":
-        return None
-    if checked == "average":
+    if layers == "average":
         return dict.fromkeys(range(model.num_layers), 1 / model.num_layers)
-    return {model.num_layers - 1 if checked == "top" else int(checked): 1.0}
+    if layers == "top":
+        return {model.num_layers - 1: 1.0}
+    return {layers: 1.0} if isinstance(layers, int) else {}
+
+
+def _word_weights(model: ELMo) -> str:
+    """The weights of the words as JSON, for a program that has only the file."""
+    known = {word: float(f"{weight:.7g}") for word, weight in model.word_weights.known.items()}
+    return json.dumps({"words": known, "unknown": model.word_weights.unknown}, ensure_ascii=False)
 
 
 # ---- the graph, in the order that data flows -------------------------------------------------------------------------
@@ -186,8 +204,8 @@ class Graph:
         return inner
 
 
-def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array, fractions: dict[int, float] | None) -> None:
-    """`ids` -> `mask`, and `layers` or their weighted sum, `vectors`."""
+def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[Directions], str]:
+    """`ids` -> all layers with their boundary tokens, and the mask (B, T)."""
     tokens, active, mask = _tokens(graph, config, boundary_ids)
     directions = [tokens, tokens]
     layers = [directions]
@@ -197,21 +215,64 @@ def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array, fractions: dict
         if number > 0 and config.skip_connections:
             directions = [graph("Add", *pair) for pair in zip(directions, inputs, strict=True)]
         layers.append(directions)
-    joined = [graph("Concat", *layer, axis=2) for layer in layers]  # (S, B, 2P) each
-    if fractions is None:
+    return layers, mask
+
+
+def _vectors(
+    graph: Graph, layers: Layers, computed: Sequence[Directions], mask: str, fractions: Mapping[int, float]
+) -> str:
+    """(B, T, 2P), or (L+1, B, T, 2P) of all layers."""
+    if layers == "all":
+        joined = [graph("Concat", *layer, axis=2) for layer in computed]  # (S, B, 2P) each
         stacked = graph("Concat", *(graph("Unsqueeze", layer, _ints(0)) for layer in joined), axis=0)
-        time, order, name = 1, [0, 2, 1, 3], "layers"
+        return graph("Transpose", graph("Slice", stacked, _ints(1), _ints(-1), _ints(1)), perm=[0, 2, 1, 3])
+    if layers == "slot":
+        time_first = _slot(graph, computed[-1])
+    elif layers == "sense":
+        slot, surroundings = _slot(graph, computed[-1]), _surroundings(graph, computed, mask)
+        time_first = graph("Add", _unit(graph, slot), _unit(graph, surroundings))
     else:
-        stacked = graph(
-            "Sum", *(graph("Mul", joined[layer], _float(fraction)) for layer, fraction in fractions.items())
-        )
-        time, order, name = 0, [1, 0, 2], "vectors"
-    inside = graph("Slice", stacked, _ints(1), _ints(-1), _ints(time))
-    inside = graph("Transpose", inside, perm=order)  # (…, B, T, 2P)
-    # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
-    is_token = graph("Unsqueeze", mask, _ints(2))
-    graph("Where", is_token, inside, _float(0), output=name)
-    graph("Identity", mask, output="mask")
+        time_first = _weighted_sum(graph, computed, fractions)
+    return graph("Transpose", time_first, perm=[1, 0, 2])
+
+
+def _weighted_sum(graph: Graph, layers: Sequence[Directions], fractions: Mapping[int, float]) -> str:
+    """(T, B, 2P)."""
+    joined = {layer: graph("Concat", *layers[layer], axis=2) for layer in fractions}  # (S, B, 2P) each
+    total = graph("Sum", *(graph("Mul", joined[layer], _float(fraction)) for layer, fraction in fractions.items()))
+    return graph("Slice", total, _ints(1), _ints(-1), _ints(0))
+
+
+def _slot(graph: Graph, top: Directions) -> str:
+    """(T, B, 2P): forward at the token before, backward at the token after."""
+    before = graph("Slice", top[0], _ints(0), _ints(-2), _ints(0))  # (T, B, P)
+    after = graph("Slice", top[1], _ints(2), _ints(np.iinfo(np.int64).max), _ints(0))
+    return graph("Concat", before, after, axis=2)
+
+
+def _surroundings(graph: Graph, layers: Sequence[Directions], mask: str) -> str:
+    """(T, B, 2P): the sum of the other words, by `weights` and by nearness; see `elmokit.inference.views`."""
+    average = _weighted_sum(graph, layers, dict.fromkeys(range(len(layers)), 1 / len(layers)))
+    weights = graph("Transpose", graph("Where", mask, "weights", _float(0)))  # (T, B)
+    weighted = graph("Mul", average, graph("Unsqueeze", weights, _ints(2)))
+    shape = graph("Shape", weighted)
+    num_tokens, rest = graph.several("Split", shape, _ints(1, 2), outputs=["num_tokens", "rest"], axis=0)
+    stop = graph("Cast", graph("Squeeze", num_tokens), to=TensorProto.FLOAT)
+    place = graph("Range", _float(0), stop, _float(1))  # (T,)
+    distance = graph("Abs", graph("Sub", graph("Unsqueeze", place, _ints(1)), place))  # (T, T)
+    counts = graph("And", graph("Greater", distance, _float(0)), graph("LessOrEqual", distance, _float(REACH)))
+    nearness = graph("Reciprocal", graph("Add", graph("Mul", distance, _float(1 / HALF_DISTANCE)), _float(1)))
+    nearness = graph("Where", counts, nearness, _float(0))
+    # one product of matrices (T, T) and (T, B 2P): a product of batches refuses a batch of no sentences
+    wide = graph("Concat", num_tokens, graph("ReduceProd", rest, _ints(0), keepdims=1), axis=0)
+    total = graph("MatMul", nearness, graph("Reshape", weighted, wide, allowzero=1))
+    return graph("Reshape", total, shape, allowzero=1)
+
+
+def _unit(graph: Graph, vectors: str) -> str:
+    """Vectors of length one; zeros stay zeros."""
+    length = graph("ReduceL2", vectors, _ints(-1), keepdims=1)
+    return graph("Div", vectors, graph("Max", length, _float(1e-12)))
 
 
 def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str, str, str]:
@@ -352,8 +413,10 @@ def _with_zero_row(graph: Graph, table: str) -> str:
 def _model(graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], metadata: dict[str, str]) -> ModelProto:
     vectors = {name: shape for name, shape in outputs.items() if name != "mask"}
     results = [*_values(vectors), *_values({"mask": outputs["mask"]}, TensorProto.BOOL)]
+    kinds = {"ids": TensorProto.INT64, "weights": TensorProto.FLOAT}
+    read = [value for name, shape in inputs.items() for value in _values({name: shape}, kinds[name])]
     model = helper.make_model(
-        helper.make_graph(graph.nodes, "bilm", _values(inputs, TensorProto.INT64), results, graph.constants),
+        helper.make_graph(graph.nodes, "bilm", read, results, graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="elmokit",

@@ -46,13 +46,15 @@ class WordWeights:
             rarest = 1 / (10 * (len(names) + 10.0))
         if not names:
             raise ValueError("words is empty: pass at least one word")
-        self._weights = dict(zip(names, (SMOOTHING / (SMOOTHING + probabilities)).tolist(), strict=True))
-        self._unknown = SMOOTHING / (SMOOTHING + rarest)
+        self.known = dict(zip(names, (SMOOTHING / (SMOOTHING + probabilities)).tolist(), strict=True))
+        """The weight of each of the words."""
+        self.unknown = SMOOTHING / (SMOOTHING + rarest)
+        """The weight of any other word."""
 
     def __call__(self, tokens: Sequence[str]) -> npt.NDArray[np.float32]:
         """The weight of each token: (T,)."""
-        return np.array([self._weights.get(token, self._unknown) for token in tokens], np.float32)
+        return np.array([self.known.get(token, self.unknown) for token in tokens], np.float32)
 
     def digest(self) -> str:
         """The SHA-256 of all weights."""
-        return sha256_of_json([list(self._weights.items()), self._unknown])
+        return sha256_of_json([list(self.known.items()), self.unknown])
