@@ -31,7 +31,7 @@ from elmokit.arguments import check_path
 from elmokit.config import BiLMConfig
 from elmokit.extras import require
 from elmokit.files import replacing
-from elmokit.inference.views import HALF_DISTANCE, REACH, check_layers
+from elmokit.inference.views import HALF_DISTANCE, REACH, SURROUNDINGS, check_layers
 from elmokit.settings import to_mapping
 from elmokit.storage.folder import SCALE, Storage, stored
 
@@ -229,8 +229,9 @@ def _vectors(
     if layers == "slot":
         time_first = _slot(graph, computed[-1])
     elif layers == "sense":
-        slot, surroundings = _slot(graph, computed[-1]), _surroundings(graph, computed, mask)
-        time_first = graph("Add", _unit(graph, slot), _unit(graph, surroundings))
+        said = graph("Sub", _slot(graph, computed[-1]), _slot_without_context(graph, computed[-1], mask))
+        surroundings = graph("Mul", _unit(graph, _surroundings(graph, computed, mask)), _float(SURROUNDINGS))
+        time_first = graph("Add", _unit(graph, said), surroundings)
     else:
         time_first = _weighted_sum(graph, computed, fractions)
     return graph("Transpose", time_first, perm=[1, 0, 2])
@@ -248,6 +249,17 @@ def _slot(graph: Graph, top: Directions) -> str:
     before = graph("Slice", top[0], _ints(0), _ints(-2), _ints(0))  # (T, B, P)
     after = graph("Slice", top[1], _ints(2), _ints(np.iinfo(np.int64).max), _ints(0))
     return graph("Concat", before, after, axis=2)
+
+
+def _slot_without_context(graph: Graph, top: Directions, mask: str) -> str:
+    """(1, B, 2P): forward at <S>, backward at </S>."""
+    first = graph("Slice", top[0], _ints(0), _ints(1), _ints(0))  # (1, B, P)
+    lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), _ints(1), keepdims=0)  # (B,)
+    num_steps = graph("Gather", graph("Shape", top[1]), _int(0))
+    steps = graph("Unsqueeze", graph("Range", _int(0), num_steps, _int(1)), _ints(1))  # (S, 1)
+    is_end = graph("Unsqueeze", graph("Equal", steps, graph("Add", lengths, _int(1))), _ints(2))  # (S, B, 1)
+    last = graph("ReduceSum", graph("Where", is_end, top[1], _float(0)), _ints(0), keepdims=1)  # (1, B, P)
+    return graph("Concat", first, last, axis=2)
 
 
 def _surroundings(graph: Graph, layers: Sequence[Directions], mask: str) -> str:
