@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from elmokit import ELMo
-from elmokit.text import tokenize
-from elmokit.vector_files import VectorFile, Written, format_of, write_vectors
+from elmokit.text import WordWeights, tokenize
+from elmokit.vector_files import VectorFile, Written, format_of, formats, write_vectors
 
 LINES = ["银行, 在河边.", "", "It's a bank."]
 
@@ -40,6 +40,35 @@ def test_a_parquet_file_has_the_tokens_of_the_model(tiny_elmo, tmp_path):
     rows = parquet.read_table(tmp_path / "vectors.parquet").to_pylist()
     assert [row["tokens"] for row in rows] == [list(line.replace(" ", "")) for line in LINES]
     np.testing.assert_allclose(rows[0]["vectors"], model.embed(LINES[:1], layers="all")[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", ["slot", "sense"])
+def test_a_file_of_slot_or_sense_has_the_vectors_of_embed(tiny_elmo, tmp_path, layers):
+    model = ELMo.from_pretrained(tiny_elmo)
+    write_vectors(model, LINES, VectorFile(tmp_path / "vectors.npz", "npz", layers=layers))
+    with np.load(tmp_path / "vectors.npz") as arrays:
+        for number, expected in enumerate(model.embed(LINES, layers=layers)):
+            np.testing.assert_allclose(arrays[str(number)], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", ["slot", "sense"])
+def test_a_run_of_sense_does_not_resume_with_other_weights_of_words(tiny_elmo, tmp_path, monkeypatch, layers):
+    model, file = ELMo.from_pretrained(tiny_elmo), VectorFile(tmp_path / "vectors.npz", "npz", layers=layers)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(formats.WRITERS, "npz", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_vectors(model, LINES, file)
+    model.word_weights = WordWeights(["bank", "It"])
+    if layers == "slot":  # which reads no weights
+        assert write_vectors(model, LINES, file).num_resumed == len(LINES)
+        return
+    with pytest.raises(ValueError, match=r"was begun with word_weights [0-9a-f]{64}, and now it is"):
+        write_vectors(model, LINES, file)
+    assert write_vectors(model, LINES, file, overwrite=True).num_resumed == 0
 
 
 def test_a_model_that_carries_its_state_is_refused(tiny_elmo, tmp_path):

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import safetensors.numpy
-from verbs import LINES, error_of, result_of, run
+from verbs import LINES, error_of, result_of, run, views_by_hand
 
 from elmokit.cli import sentence_vectors
 from elmokit.model import ELMo
@@ -46,12 +46,13 @@ def expected_rows(official, lines, layers="average", split=tokenize):
         if tokens:
             stacked = official.expected(tokens).layers
             chosen = {"top": stacked[-1], "average": stacked.mean(axis=0), "0": stacked[0], "-1": stacked[-1]}
+            chosen |= views_by_hand(official.expected(tokens).with_boundaries, tokens)
             row[:] = chosen[layers].mean(axis=0)
     return rows
 
 
 @pytest.mark.parametrize("kind", [*FORMATS, "h5"])
-@pytest.mark.parametrize("layers", ["average", "top", "0", "-1"])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", "sense", "0", "-1"])
 def test_every_format_holds_one_row_per_line(kind, layers, official, folder, text, tmp_path):
     out = tmp_path / f"out.{kind}"
     result = result_of("encode", text, out, "--model", folder, "--layers", layers)
@@ -158,7 +159,7 @@ def test_a_file_is_replaced_only_if_asked_and_only_by_a_complete_one(folder, tex
         (["in.txt", "out"], "out: the suffix is none of .npy, .npz, .hdf5, .h5, .parquet, .safetensors"),
         (
             ["in.txt", "out.npy", "--layers", "all"],
-            'layers must be "average", "top" or a number from 0 to 2, not \'all\'',
+            'layers must be "average", "top", "slot", "sense" or a number from 0 to 2, not \'all\'',
         ),
         (["in.txt", "out.npy", "--layers", "3"], "a number from 0 to 2, not 3"),
         (["in.txt", "out.npy", "--batch-size", "0"], "batch_size must be at least 1, not 0"),

@@ -6,7 +6,18 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from verbs import FORMATS, LINES, assert_same_vectors, error_of, read_tokens, read_vectors, result_of, run
+from verbs import (
+    FORMATS,
+    LINES,
+    assert_same_vectors,
+    error_of,
+    read_tokens,
+    read_vectors,
+    result_of,
+    run,
+    sense_by_hand,
+    views_by_hand,
+)
 
 from elmokit import progress
 from elmokit.cli import sentence_vectors
@@ -16,7 +27,7 @@ from elmokit.vector_files import formats, write
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("layers", ["all", "top", "average", "0"])
+@pytest.mark.parametrize("layers", ["all", "top", "average", "slot", "sense", "0"])
 def test_every_format_holds_the_vectors_of_every_line(kind, layers, official, folder, text, tmp_path):
     result = result_of("embed", text, tmp_path / f"out.{kind}", "--model", folder, "--layers", layers)
     assert (result["num_sentences"], result["format"]) == (len(LINES), kind)
@@ -24,6 +35,7 @@ def test_every_format_holds_the_vectors_of_every_line(kind, layers, official, fo
     for line in LINES:
         stacked = official.expected(tokenize(line)).layers
         chosen = {"all": stacked, "top": stacked[-1], "average": stacked.mean(axis=0), "0": stacked[0]}
+        chosen |= views_by_hand(official.expected(tokenize(line)).with_boundaries, tokenize(line))
         expected.append(chosen[layers])
     assert_same_vectors(read_vectors(tmp_path / f"out.{kind}"), expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", f"out.{kind}"]
@@ -212,7 +224,7 @@ def test_text_that_is_not_utf8_is_an_error_that_names_the_line(folder, tmp_path)
         (["in.txt", "out.npz", "--layers", "9"], "number from 0 to 2, not 9"),
         (
             ["in.txt", "out.npz", "--layers", "most"],
-            'layers must be "average", "top", "all" or a number from 0 to 2, not \'most\'',
+            'layers must be "average", "top", "all", "slot", "sense" or a number from 0 to 2, not \'most\'',
         ),
         (["in.txt", "out.npz", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["in.txt", "out.npz", "--device", "abacus"], "device 'abacus' cannot be used"),
@@ -272,12 +284,21 @@ def test_a_word_level_model_is_known_by_its_vocabulary_too(official_model, tmp_p
 def test_similar_prints_the_cosine_of_a_word_in_each_layer(official, folder):
     sentences = ["He sat by the bank .", "The Bank lent money ."]
     result = result_of("similar", *sentences, "--word", "bank", "--per-layer", "--model", folder)
-    layers = [official.expected(tokenize(sentence)).layers for sentence in sentences]
-    a, b = layers[0][:, 4], layers[1][:, 1]
-    a, b = np.vstack([a, a.mean(axis=0)]), np.vstack([b, b.mean(axis=0)])
+    rows = []
+    for sentence, place in zip(sentences, (4, 1), strict=True):
+        tokens, run_of = tokenize(sentence), official.expected(tokenize(sentence))
+        views = views_by_hand(run_of.with_boundaries, tokens)
+        layers = run_of.layers[:, place]
+        rows.append(np.vstack([layers, layers.mean(axis=0), views["slot"][place], views["sense"][place]]))
+    a, b = rows
     expected = (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    assert list(result["cosine"]) == ["0", "1", "2", "average"]
+    assert list(result) == ["word", "sentences", "cosine"]
+    assert list(result["cosine"]) == ["0", "1", "2", "average", "slot", "sense"]
     np.testing.assert_allclose(list(result["cosine"].values()), expected, atol=1e-5)
+    usual = result_of("similar", *sentences, "--word", "bank", "--model", folder)
+    assert usual["cosine"] == {"sense": pytest.approx(expected[-1], abs=1e-5)}
+    averaged = result_of("similar", *sentences, "--word", "bank", "--layers", "average", "--model", folder)
+    assert averaged["cosine"] == {"average": pytest.approx(expected[3], abs=1e-5)}
     table = run("similar", *sentences, "--word", "bank", "--layers", "all", "--model", folder).stdout.splitlines()
     assert [line.split() for line in table] == [
         ["layer", "cosine"],
@@ -290,6 +311,29 @@ def test_similar_compares_whole_sentences_without_a_word(official, folder):
     result = result_of("similar", *sentences, "--layers", "top", "--model", folder)
     a, b = (official.expected(tokenize(sentence)).layers[-1].mean(axis=0) for sentence in sentences)
     assert result["cosine"] == {"top": pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)}
+    a, b = (official.expected(tokenize(sentence)).layers.mean(axis=(0, 1)) for sentence in sentences)
+    cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert result_of("similar", *sentences, "--model", folder)["cosine"] == {"average": pytest.approx(cosine, abs=1e-5)}
+
+
+def test_similar_compares_a_phrase_as_one_word(official, folder):
+    sentences = ["She left New York in May .", "In new york, banks can't fail ."]
+    places = [(2, 4), (1, 3)]
+    vectors = []
+    for sentence, place in zip(sentences, places, strict=True):
+        layers = official.expected(tokenize(sentence)).with_boundaries
+        vectors.append(sense_by_hand(layers, tokenize(sentence), *place))
+    a, b = vectors
+    cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    result = result_of("similar", *sentences, "--word", "New York", "--model", folder)
+    assert result["cosine"] == {"sense": pytest.approx(cosine, abs=1e-5)}
+
+
+@pytest.mark.parametrize("verb", ["embed", "encode", "similar", "export"])
+def test_the_help_of_layers_names_every_view(verb):
+    words = " ".join(run(verb, "--help").stdout.split())
+    for name in ("average", "top", "slot", "sense"):
+        assert f" {name}," in words.partition("--layers")[2]
 
 
 def test_similar_names_a_word_that_is_not_there(folder):

@@ -10,6 +10,7 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from elmokit.cli import main
+from elmokit.storage.names import english_vocabulary
 
 FORMATS = ["hdf5", "npz", "parquet", "safetensors"]
 LINES = ["He sat on the bank .", "", "The river, isn't it?", "He sat on the bank .", "last one"]
@@ -38,6 +39,35 @@ def error_of(*arguments: object, text: str | bytes | None = None) -> str:
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("Error: ")
     return lines[0]
+
+
+def slot_by_hand(layers: np.ndarray, start: int, end: int) -> np.ndarray:
+    """(2P,) of tokens[start:end], from the reference's layers (L+1, T+2, 2P), which begin with <S>."""
+    half = layers.shape[-1] // 2
+    return np.concatenate([layers[-1, start, :half], layers[-1, end + 1, half:]])
+
+
+def sense_by_hand(layers: np.ndarray, tokens: list[str], start: int, end: int) -> np.ndarray:
+    """(2P,) of tokens[start:end], by the ranks of English words; for sentences of less than 64 tokens."""
+    ranks = {word: rank for rank, word in enumerate(english_vocabulary().words)}
+    around = np.zeros(layers.shape[-1])
+    for place, token in enumerate(tokens):
+        distance = start - place if place < start else place - end + 1
+        if distance > 0:
+            probability = 1 / (10 * (ranks.get(token, len(ranks)) + 10))
+            weight = 1e-3 / (1e-3 + probability) / (1 + distance / 4)
+            around += weight * layers[:, place + 1].mean(axis=0)
+    slot = slot_by_hand(layers, start, end)
+    return slot / np.linalg.norm(slot) + around / max(np.linalg.norm(around), 1e-12)
+
+
+def views_by_hand(layers: np.ndarray, tokens: list[str]) -> dict[str, np.ndarray]:
+    """ "slot" and "sense" of every token: (T, 2P)."""
+    places, shape = [(k, k + 1) for k in range(len(tokens))], (len(tokens), layers.shape[-1])
+    return {
+        "slot": np.array([slot_by_hand(layers, *place) for place in places]).reshape(shape),
+        "sense": np.array([sense_by_hand(layers, tokens, *place) for place in places]).reshape(shape),
+    }
 
 
 def read_vectors(path: Path) -> dict[int, np.ndarray]:

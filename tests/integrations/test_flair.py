@@ -42,14 +42,16 @@ class TestWithFlair:
 
         return [Sentence(["The", "bank", "lent", "money"]), Sentence(["Rain"])]
 
-    @pytest.mark.parametrize("mode", ["all", "top", "average", "mix"])
+    @pytest.mark.parametrize("mode", ["all", "top", "average", "slot", "sense", "mix"])
     def test_each_token_gets_the_vector_of_its_mode(self, embeddings, sentences, tiny_elmo, mode):
         ours = embeddings(embedding_mode=mode)
         ours.embed(sentences)
         for sentence in sentences:
-            layers = ELMo.from_pretrained(tiny_elmo).embed([[token.text for token in sentence]], layers="all")[0]
+            model, tokens = ELMo.from_pretrained(tiny_elmo), [[token.text for token in sentence]]
+            layers = model.embed(tokens, layers="all")[0]
             average = layers.mean(axis=0)
             expected = {"all": np.concatenate(layers, axis=1), "top": layers[-1], "average": average, "mix": average}
+            expected |= {view: model.embed(tokens, layers=view)[0] for view in ("slot", "sense")}
             vectors = torch.stack([token.get_embedding() for token in sentence]).detach()
             np.testing.assert_allclose(vectors, expected[mode], atol=1e-6)
             assert vectors.shape[1] == ours.embedding_length == (48 if mode == "all" else 16)

@@ -33,7 +33,7 @@ def model(tiny_elmo):
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["average", "top", 0, 1])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", "sense", 0, 1])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_vectors_are_those_of_encode(model, layers, normalize):
     vectorizer = ELMoVectorizer(model, layers=layers, normalize=normalize, batch_size=2)

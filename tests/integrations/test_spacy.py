@@ -18,6 +18,7 @@ from thinc.api import Adam, Config
 from elmokit import BiLM, BiLMConfig, ELMo, ScalarMix, Vocabulary
 from elmokit.integrations import spacy as integration
 from elmokit.integrations.spacy import attach_vectors, make_tok2vec
+from elmokit.network import OutputLayer
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "elmokit" / "recipes" / "spacy"
 TEXT = "The bank refused him a loan. He sat by the bank of the river."
@@ -42,7 +43,7 @@ def cosine(a, b):
 # ---- the component ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["average", "top", 0, 1])
+@pytest.mark.parametrize("layers", ["average", "top", "slot", "sense", 0, 1])
 def test_a_token_has_the_vector_that_elmo_gives_it_in_its_sentence(tiny_elmo, layers):
     nlp = spacy.blank("en")
     nlp.add_pipe("sentencizer")
@@ -151,6 +152,27 @@ def test_a_pipeline_on_disk_or_in_bytes_needs_no_model_outside_it(nlp, tiny_elmo
     again.add_pipe("elmokit", config={"model": str(own), "layers": "top"})
     again.from_bytes(data)
     np.testing.assert_array_equal(again(TEXT).tensor, expected)
+
+
+def test_sense_takes_the_words_of_a_language_model_along_and_not_its_softmax(tmp_path):
+    known = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank", "."])
+    torch.manual_seed(3)
+    sizes = BiLMConfig(char_dim=4, filters=((1, 8),), num_highways=0, cell_dim=4, projection_dim=4)
+    elmo = ELMo(BiLM(sizes), output_layer=OutputLayer(6, 4), vocabulary=known).eval()
+    elmo.save_pretrained(tmp_path / "own")
+    made = spacy.blank("en")
+    made.add_pipe("elmokit", config={"model": str(tmp_path / "own"), "layers": "sense"})
+    doc = made(TEXT)
+    np.testing.assert_allclose(doc.tensor, elmo.embed([words(doc)], layers="sense")[0], atol=1e-6)
+    made.to_disk(tmp_path / "pipeline")
+    data = made.to_bytes()
+    shutil.rmtree(tmp_path / "own")
+    read = spacy.load(tmp_path / "pipeline")
+    np.testing.assert_array_equal(read(TEXT).tensor, doc.tensor)
+    assert read.get_pipe("elmokit").elmo.output_layer is None
+    again = spacy.blank("en")
+    again.add_pipe("elmokit", config={"model": str(tmp_path / "own"), "layers": "sense"})
+    np.testing.assert_array_equal(again.from_bytes(data)(TEXT).tensor, doc.tensor)
 
 
 def test_a_word_level_model_takes_its_vocabulary_along(tmp_path):

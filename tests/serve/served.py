@@ -18,6 +18,7 @@ WORDS = ["<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money"
 TEXTS = ["The bank lent money.", "", "He sat by the river bank.", "a", "the of " * 30, "Grüße, 銀行 🏦!"]
 CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river", "the money of the bank ."]
 TOLERANCE = {"atol": 1e-6, "rtol": 0}
+SENSE_TOLERANCE = {"atol": 1e-5, "rtol": 0}  # parts of length one: the rounding of short vectors is magnified
 
 
 class Capitals:

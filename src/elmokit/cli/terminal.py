@@ -100,16 +100,16 @@ set_option = click.option(
 
 
 def layers_option(
-    default: str, purpose: str, *, names: str = "average, top, all", flag: str = "--layers"
+    default: str | None, purpose: str, *, names: str = "average, top, all, slot, sense", flag: str = "--layers"
 ) -> Callable[[F], F]:
     """The option --layers of every verb: a name or a number, which `check_layers` judges once the model is known."""
     text = f"{purpose}: {names}, or a number (0 is the context-free layer, -1 the top one)."
-    return click.option(flag, default=default, show_default=True, callback=_read_layers, help=text)
+    return click.option(flag, default=default, show_default=default is not None, callback=_read_layers, help=text)
 
 
-def _read_layers(_: click.Context, __: click.Parameter, value: str) -> str | int:
+def _read_layers(_: click.Context, __: click.Parameter, value: str | None) -> str | int | None:
     try:
-        return int(value)
+        return None if value is None else int(value)
     except ValueError:
         return value
 

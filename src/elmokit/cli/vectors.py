@@ -181,7 +181,7 @@ def _embed_by_ray(
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @model_option
 @device_option
-@layers_option("average", "Layer of the token vectors", names="average, top")
+@layers_option("average", "Layer of the token vectors", names="average, top, slot, sense")
 @click.option("--normalize", is_flag=True, help="Scale each vector to length one.")
 @dtype_option
 @click.option(
@@ -266,11 +266,17 @@ def _encode_blocks(
 @click.command()
 @click.argument("first", metavar="SENTENCE1")
 @click.argument("second", metavar="SENTENCE2")
-@click.option("--word", help="Compare this word in the two sentences.  [default: compare the sentence vectors]")
+@click.option(
+    "--word", help="Compare this word or phrase in the two sentences.  [default: compare the sentence vectors]"
+)
 @model_option
 @device_option
-@layers_option("average", "Layers to compare")
-@click.option("--per-layer", is_flag=True, help="Compare every layer, and their average; the same as --layers all.")
+@layers_option(None, "Layers to compare, by default sense with --word, else average")
+@click.option(
+    "--per-layer",
+    is_flag=True,
+    help="Compare every layer, their average, the slot and the sense; the same as --layers all.",
+)
 @json_option
 def similar(
     first: str,
@@ -286,10 +292,12 @@ def similar(
     from elmokit.inference.views import check_layers
 
     elmo = load_model(model, device)
+    if layers is None:
+        layers = "average" if word is None else "sense"
     check_layers(layers, elmo.num_layers)
     choices: list[Layers] = [layers]
     if per_layer or layers == "all":
-        choices = [*range(elmo.num_layers), "average"]
+        choices = [*range(elmo.num_layers), "average", "slot", "sense"]
     cosines = {str(choice): elmo.similarity(first, second, word=word, layers=choice) for choice in choices}
     result = {"word": word, "sentences": [first, second], "cosine": cosines}
     print_table(as_json, result, ["layer", "cosine"], [[name, f"{value:.4f}"] for name, value in cosines.items()])

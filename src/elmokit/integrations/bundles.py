@@ -14,10 +14,15 @@ from pathlib import Path
 from elmokit.model import ELMo
 
 
-def drop_language_model(elmo: ELMo) -> None:
-    """Remove the output layer, and the vocabulary unless the model reads its words."""
+def drop_language_model(elmo: ELMo, *, keep_vocabulary: bool = False) -> None:
+    """Remove the output layer, and the vocabulary unless the model reads its words.
+
+    Args:
+        elmo: The model, which is changed.
+        keep_vocabulary: Keep the vocabulary in any case: the view "sense" has the weights of words from it.
+    """
     elmo.output_layer = None
-    if not elmo.reads_words:
+    if not elmo.reads_words and not keep_vocabulary:
         elmo.vocabulary = None
 
 

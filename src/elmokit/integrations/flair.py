@@ -29,7 +29,7 @@ from flair.embeddings.base import register_embeddings
 
 __all__ = ["ELMoEmbeddings"]
 
-Mode = Literal["all", "top", "average", "mix"]
+Mode = Literal["all", "top", "average", "slot", "sense", "mix"]
 FLAIR_NAMES = {"large": "original-5.5b", "5.5B": "original-5.5b"}  # what flair called the official models
 
 
@@ -42,7 +42,7 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
         options_file: With `weight_file`, the official files instead of a model's name.
         weight_file: See `options_file`.
         embedding_mode: "all" concatenates the layers, "top" is the last one, "average" their even mix, as in flair;
-            "mix" is their sum with learned weights.
+            "slot" and "sense" as in `ELMo.embed`; "mix" is the sum of the layers with learned weights.
 
     Raises:
         ValueError: If the mode is none of these, or both a name and files are passed.
@@ -67,7 +67,7 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
             elmo = ELMo.from_files(options_file, weight_file, num_mixes=0)
         else:
             elmo = ELMo.from_pretrained(FLAIR_NAMES.get(str(model), model), num_mixes=0)
-        drop_language_model(elmo)
+        drop_language_model(elmo, keep_vocabulary=embedding_mode == "sense")
         # not as a submodule: frozen weights need no optimizer, and `to_params` saves them
         self.__dict__["elmo"] = elmo
         self.mix = ScalarMix(elmo.num_layers) if embedding_mode == "mix" else None

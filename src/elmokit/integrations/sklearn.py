@@ -42,7 +42,7 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         model: What `ELMo.from_pretrained` takes (None is the embedded model), or an `ELMo`. A name is loaded when
             vectors are first asked for, once per process for all estimators; a pickle has only the name. An `ELMo` is
             shared by clones and pickled with its weights.
-        layers: "average", "top" or the number of a layer, as in `ELMo.encode`.
+        layers: "average", "top", "slot", "sense" or the number of a layer, as in `ELMo.encode`.
         pooling: "mean" of the token vectors, as in `ELMo.encode`, or their "max" in each feature.
         normalize: Scale the vectors to length one.
         batch_size: Largest number of sentences per batch. Batches are bounded in tokens in any case.

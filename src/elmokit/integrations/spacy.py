@@ -48,10 +48,10 @@ MODEL_FOLDER = "model"
 # ---- a model for either ----------------------------------------------------------------------------------------------
 
 
-def _load(name: str | Path | None, *, freeze: bool = True) -> ELMo:
+def _load(name: str | Path | None, *, freeze: bool = True, keep_vocabulary: bool = False) -> ELMo:
     """Load a model onto spaCy's device; a pipeline has no use for the softmax."""
     elmo = ELMo.from_pretrained(name, freeze=freeze, num_mixes=0, device=get_torch_default_device())
-    drop_language_model(elmo)
+    drop_language_model(elmo, keep_vocabulary=keep_vocabulary)
     return elmo
 
 
@@ -59,9 +59,9 @@ def _to_bytes(elmo: ELMo) -> bytes:
     return cast(bytes, srsly.msgpack_dumps(to_files(elmo)))
 
 
-def _from_bytes(data: bytes, *, freeze: bool = True) -> ELMo:
+def _from_bytes(data: bytes, *, freeze: bool = True, keep_vocabulary: bool = False) -> ELMo:
     with in_folder(srsly.msgpack_loads(data)) as folder:
-        return _load(folder, freeze=freeze)
+        return _load(folder, freeze=freeze, keep_vocabulary=keep_vocabulary)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class ContextVectors(Pipe):
     Args:
         name: The component's name in the pipeline.
         model: What `ELMo.from_pretrained` takes; None is the embedded model. It is loaded when it is first needed.
-        layers: "average", "top" or the number of a layer, as in `ELMo.embed`. A number that the model does not have is
-            a ValueError when the model is loaded.
+        layers: "average", "top", "slot", "sense" or the number of a layer, as in `ELMo.embed`. A number that the model
+            does not have is a ValueError when the model is loaded.
     """
 
     def __init__(self, name: str, model: str | None, layers: Layers) -> None:
@@ -111,8 +111,12 @@ class ContextVectors(Pipe):
     def elmo(self) -> ELMo:
         """The model. It is loaded when it is first needed; a pipeline from disk has its own."""
         if self._elmo is None:
-            self._elmo = self._check(_load(self.model_name))
+            self._elmo = self._check(_load(self.model_name, keep_vocabulary=self._needs_weights))
         return self._elmo
+
+    @property
+    def _needs_weights(self) -> bool:
+        return self.layers == "sense"
 
     def _check(self, elmo: ELMo) -> ELMo:
         check_layers(self.layers, elmo.num_layers, single=True)
@@ -144,7 +148,7 @@ class ContextVectors(Pipe):
 
     def initialize(self, get_examples: Callable[[], Iterable[Any]], *, nlp: Language | None = None) -> None:
         """Load the model now, so that a wrong name is an error before training."""
-        self._elmo = self._check(_load(self.model_name))
+        self._elmo = self._check(_load(self.model_name, keep_vocabulary=self._needs_weights))
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> None:
         """Write the model: the folder needs nothing outside it."""
@@ -152,7 +156,7 @@ class ContextVectors(Pipe):
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
         """Read the model that `to_disk` wrote."""
-        self._elmo = self._check(_load(Path(path) / MODEL_FOLDER))
+        self._elmo = self._check(_load(Path(path) / MODEL_FOLDER, keep_vocabulary=self._needs_weights))
         return self
 
     def to_bytes(self, *, exclude: Iterable[str] = SimpleFrozenList()) -> bytes:
@@ -161,7 +165,7 @@ class ContextVectors(Pipe):
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = SimpleFrozenList()) -> ContextVectors:
         """Take the model that `to_bytes` gave."""
-        self._elmo = self._check(_from_bytes(data))
+        self._elmo = self._check(_from_bytes(data, keep_vocabulary=self._needs_weights))
         return self
 
 
@@ -230,7 +234,7 @@ def make_context_vectors(nlp: Language, name: str, model: str | None, layers: st
         nlp: The pipeline.
         name: The component's name in it.
         model: What `ELMo.from_pretrained` takes; None is the embedded model.
-        layers: "average", "top" or the number of a layer.
+        layers: "average", "top", "slot", "sense" or the number of a layer.
     """
     return ContextVectors(name, model, cast(Layers, layers))
 

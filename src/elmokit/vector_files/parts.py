@@ -76,6 +76,8 @@ class Parts:
             "tokenized": file.tokenized,
             "model": model.digest(),
         }
+        if file.layers == "sense":
+            job["word_weights"] = model.word_weights.digest()
         self.folder.mkdir(exist_ok=True)
         for left_by_a_killed_run in self.folder.glob(".*.tmp"):
             left_by_a_killed_run.unlink()

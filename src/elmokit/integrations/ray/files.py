@@ -151,8 +151,10 @@ def _check_target(path: Path, overwrite: bool) -> None:
 
 def _job(files: list[Path], file: VectorFile, model: ELMo, block_bytes: int) -> dict[str, Any]:
     """All that the files of the blocks depend on."""
+    weights = {"word_weights": model.word_weights.digest()} if file.layers == "sense" else {}
     return {
         "model": model.digest(),
+        **weights,
         "layers": file.layers,
         "dtype": file.dtype,
         "tokenized": file.tokenized,
