@@ -883,17 +883,13 @@ class ELMo(nn.Module):
         with reporting(show_progress, "sentences", total) as progress:
             # a biLM that is being trained changes at every step, and what the cache holds with it
             for batch, output in self._runner.run(self.bilm, sentences, batch_size=batch_size, use_cache=self.freeze):
-                weights = to_device(self._weights_of(batch.tokens), self.device) if weighted else None
+                weights = None
+                if weighted:
+                    by_token = self.word_weights.batch(batch.tokens, max(batch.lengths, default=0))
+                    weights = to_device(torch.from_numpy(by_token), self.device)
                 yield batch, Reading(output.layers, tuple(batch.lengths), weights)
                 num_done += len(batch.positions)
                 progress(num_done, total)
-
-    def _weights_of(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """(B, T): the weights of the words, zeros after the end of a sentence."""
-        weights = torch.zeros(len(sentences), max(map(len, sentences), default=0))
-        for row, tokens in zip(weights, sentences, strict=True):
-            row[: len(tokens)] = torch.from_numpy(self.word_weights(tokens))
-        return weights
 
 
 def _output_layer(softmax: Mapping[str, Tensor]) -> OutputLayer:

@@ -138,10 +138,7 @@ class ElmoEmbeddings(InputModule):
         if ids.shape[1] == 0:  # a pooling module needs at least one token, if only padding
             ids = functional.pad(ids, (0, 0) * (ids.ndim - 2) + (0, 1))
         if self._view is not None and self._view.needs_weights:
-            weights = torch.zeros(ids.shape[:2])
-            for row, words in zip(weights, sentences, strict=True):
-                row[: len(words)] = torch.from_numpy(self.elmo.word_weights(words))
-            features["word_weights"] = weights
+            features["word_weights"] = torch.from_numpy(self.elmo.word_weights.batch(sentences, ids.shape[1]))
         return features | {"input_ids": ids}
 
     def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:

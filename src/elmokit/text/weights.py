@@ -55,6 +55,13 @@ class WordWeights:
         """The weight of each token: (T,)."""
         return np.array([self.known.get(token, self.unknown) for token in tokens], np.float32)
 
+    def batch(self, sentences: Sequence[Sequence[str]], num_tokens: int) -> npt.NDArray[np.float32]:
+        """The weights of several sentences: (B, num_tokens), zeros after the end of a sentence."""
+        weights = np.zeros((len(sentences), num_tokens), np.float32)
+        for row, tokens in zip(weights, sentences, strict=True):
+            row[: len(tokens)] = self(tokens)
+        return weights
+
     def digest(self) -> str:
         """The SHA-256 of all weights."""
         return sha256_of_json([list(self.known.items()), self.unknown])
