@@ -281,11 +281,11 @@ def test_without_a_sense_index_words_that_are_not_in_training_have_no_answer(con
 
 
 def test_frequent_forms_that_hardly_ever_have_a_sense_are_left_out_of_text(config, tmp_path):
-    text = ["the can|can|NOUN|can%1:06:00:: of beer|beer|NOUN|beer%1:13:00::", *["he can can can"] * 13, *["rare"] * 9]
+    text = ["the can|can|NOUN|can%1:06:00:: of beer|beer|NOUN|beer%1:13:00::", *["he can can can"] * 10, *["rare"] * 9]
     trained_on = write_senses(tmp_path / "can.data.xml", text)
     train(dataclasses.replace(config, train=trained_on, dev=trained_on))
     trained = load_task(config.out)
-    assert trained.fitted["function_words"] == ["can"]  # 1 of 40; "he" has no sense in 13, which may be an accident
+    assert trained.fitted["function_words"] == ["can", "he"]  # not "rare", which occurs too rarely
     assert [one["text"] for one in trained.predict(["he can rare beer"])[0]["senses"]] == ["beer"]
     assert trained.evaluate(trained_on)["f1"] == 1.0  # a file says itself which words are asked for
 
@@ -297,14 +297,13 @@ def test_a_training_that_was_stopped_ends_as_if_it_had_not_been(config, tmp_path
 
     def stop(progress):
         seen.append(progress.done)
-        if progress.done == 3:
+        if progress.done == 4:  # the second of three blocks is read, and its checkpoint not yet written
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(config, on_progress=stop)
     result = train(config, on_progress=lambda progress: seen.append(progress.done))
-    assert seen.index(3) < len(seen) - 4
-    assert 1 not in seen[seen.index(3) + 1 : -1]  # the first block is not read again
+    assert seen == [2, 4, 4, 6, 1]  # the first block is not read again; at the end the epoch is reported
     assert result.dev == whole.dev
     first, second = (safetensors.torch.load_file(Path(run.folder) / "model.safetensors") for run in (whole, result))
     assert torch.equal(first["vectors"], second["vectors"])

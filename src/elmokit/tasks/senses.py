@@ -41,8 +41,9 @@ from elmokit.text import TREEBANK, Tokenizer, check_tokens
 PRIOR = 0.03  # weight of a sense's frequency, chosen by cross-validation inside SemCor
 UNSEEN = 0.8  # chosen on documents of SemCor that were not trained on
 KINDS = {"NOUN": "NOUN", "PROPN": "NOUN", "VERB": "VERB", "ADJ": "ADJ", "ADV": "ADV"}  # tags that have senses
-FUNCTION_WORD_SHARE = 0.05  # a form that has a sense in fewer of its training occurrences is left out of text
+FUNCTION_WORD_SHARE = 0.1  # a form that has a sense in fewer of its training occurrences is left out of text
 
+SENTENCES_AT_ONCE = 512  # of the training data; within them the longest come first
 ANNOTATED_IN_PART = ("NOUN", "ADJ", "ADV")  # half of SemCor has senses of verbs only
 
 Counts = dict[str, dict[str, Any]]
@@ -114,17 +115,17 @@ class NearestSense(nn.Module):
     def sums(self, examples: Sequence[SenseSentence], on_examples: Callable[[int], None]) -> Tensor:
         """The sum of the vectors of each sense's instances, (senses, 2P)."""
         total = torch.zeros(len(self.rows), self.vectors.shape[1])
-        words = [_asked_words(sentence) for sentence in examples]
-        for done, (number, vectors) in enumerate(self._embed(examples, words), start=1):
-            pairs = [
-                (place, self.rows[one.word, sense])
-                for place, one in enumerate(examples[number].instances)
-                for sense in one.senses
-            ]
-            places, rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(1)
-            total.index_add_(0, rows, vectors.cpu()[places])
-            on_examples(done)
-        on_examples(len(examples))
+        for begin in range(0, len(examples), SENTENCES_AT_ONCE):
+            block = examples[begin : begin + SENTENCES_AT_ONCE]
+            for number, vectors in self._embed(block, [_asked_words(sentence) for sentence in block]):
+                pairs = [
+                    (place, self.rows[one.word, sense])
+                    for place, one in enumerate(block[number].instances)
+                    for sense in one.senses
+                ]
+                places, rows = torch.tensor(pairs, dtype=torch.long).unbind(1)
+                total.index_add_(0, rows, vectors.cpu()[places])
+            on_examples(begin + len(block))
         return total
 
     def set_sums(self, sums: Tensor) -> None:
