@@ -57,8 +57,9 @@ def sense_by_hand(layers: np.ndarray, tokens: list[str], start: int, end: int) -
             probability = 1 / (10 * (ranks.get(token, len(ranks)) + 10))
             weight = 1e-3 / (1e-3 + probability) / (1 + distance / 4)
             around += weight * layers[:, place + 1].mean(axis=0)
-    slot = slot_by_hand(layers, start, end)
-    return slot / np.linalg.norm(slot) + around / max(np.linalg.norm(around), 1e-12)
+    said = slot_by_hand(layers, start, end) - slot_by_hand(layers, 0, len(tokens))  # beyond what <S> and </S> say
+    lengths = [max(np.linalg.norm(part), 1e-12) for part in (said, around)]
+    return said / lengths[0] + 0.7 * around / lengths[1]
 
 
 def views_by_hand(layers: np.ndarray, tokens: list[str]) -> dict[str, np.ndarray]:

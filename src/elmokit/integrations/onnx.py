@@ -90,7 +90,7 @@ def export_onnx(
         "layers": str(layers),
         "dtype": dtype,
     }
-    # with these a program that has only the file can make ids
+    # with these a program that has only the file can make ids and weights
     if model.reads_words and model.vocabulary is not None:
         metadata["vocabulary"] = "\n".join(model.vocabulary.words)
     if model.lexicon is not None:
@@ -113,8 +113,7 @@ def export_onnx(
     computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
     vectors = _vectors(graph, chosen, computed, mask, fractions)
     # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
-    is_token = graph("Unsqueeze", mask, _ints(2))
-    graph("Where", is_token, vectors, _float(0), output=next(iter(outputs)))
+    graph("Where", graph("Unsqueeze", mask, _ints(2)), vectors, _float(0), output=next(iter(outputs)))
     graph("Identity", mask, output="mask")
     content = _model(graph, inputs, outputs, metadata).SerializeToString()
     with replacing(path) as temporary:
@@ -218,29 +217,27 @@ def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[D
     return layers, mask
 
 
-def _vectors(
-    graph: Graph, layers: Layers, computed: Sequence[Directions], mask: str, fractions: Mapping[int, float]
-) -> str:
+def _vectors(graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: str, parts: Mapping[int, float]) -> str:
     """(B, T, 2P), or (L+1, B, T, 2P) of all layers."""
-    if layers == "all":
-        joined = [graph("Concat", *layer, axis=2) for layer in computed]  # (S, B, 2P) each
+    if chosen == "all":
+        joined = [graph("Concat", *layer, axis=2) for layer in layers]  # (S, B, 2P) each
         stacked = graph("Concat", *(graph("Unsqueeze", layer, _ints(0)) for layer in joined), axis=0)
         return graph("Transpose", graph("Slice", stacked, _ints(1), _ints(-1), _ints(1)), perm=[0, 2, 1, 3])
-    if layers == "slot":
-        time_first = _slot(graph, computed[-1])
-    elif layers == "sense":
-        said = graph("Sub", _slot(graph, computed[-1]), _slot_without_context(graph, computed[-1], mask))
-        surroundings = graph("Mul", _unit(graph, _surroundings(graph, computed, mask)), _float(SURROUNDINGS))
-        time_first = graph("Add", _unit(graph, said), surroundings)
+    if chosen == "slot":
+        time_first = _slot(graph, layers[-1])
+    elif chosen == "sense":
+        said = graph("Sub", _slot(graph, layers[-1]), _slot_without_context(graph, layers[-1], mask))
+        surroundings = _unit(graph, _surroundings(graph, layers, mask))
+        time_first = graph("Add", _unit(graph, said), graph("Mul", surroundings, _float(SURROUNDINGS)))
     else:
-        time_first = _weighted_sum(graph, computed, fractions)
+        time_first = _weighted_sum(graph, layers, parts)
     return graph("Transpose", time_first, perm=[1, 0, 2])
 
 
 def _weighted_sum(graph: Graph, layers: Sequence[Directions], fractions: Mapping[int, float]) -> str:
     """(T, B, 2P)."""
     joined = {layer: graph("Concat", *layers[layer], axis=2) for layer in fractions}  # (S, B, 2P) each
-    total = graph("Sum", *(graph("Mul", joined[layer], _float(fraction)) for layer, fraction in fractions.items()))
+    total = graph("Sum", *(graph("Mul", joined[layer], _float(part)) for layer, part in fractions.items()))
     return graph("Slice", total, _ints(1), _ints(-1), _ints(0))
 
 
@@ -283,8 +280,7 @@ def _surroundings(graph: Graph, layers: Sequence[Directions], mask: str) -> str:
 
 def _unit(graph: Graph, vectors: str) -> str:
     """Vectors of length one; zeros stay zeros."""
-    length = graph("ReduceL2", vectors, _ints(-1), keepdims=1)
-    return graph("Div", vectors, graph("Max", length, _float(1e-12)))
+    return graph("Div", vectors, graph("Max", graph("ReduceL2", vectors, _ints(-1), keepdims=1), _float(1e-12)))
 
 
 def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str, str, str]:
