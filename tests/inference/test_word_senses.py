@@ -57,10 +57,13 @@ def test_one_cloud_stays_one_group():
     assert len(group(vectors).centres) == 1
 
 
-def test_a_group_that_is_too_small_joins_the_nearest_unless_the_number_is_given():
+def test_a_group_that_is_too_small_joins_the_nearest_also_if_the_number_is_given():
     vectors, truth = cloud(np.random.default_rng(2), [40, 25, 2])
-    assert len(group(vectors).centres) == 2
-    np.testing.assert_array_equal(group(vectors, 3).labels, truth)
+    for found in (group(vectors), group(vectors, 2)):
+        np.testing.assert_array_equal(found.labels[truth < 2], truth[truth < 2])
+        assert len(found.centres) == 2
+    few, truth = cloud(np.random.default_rng(2), [4, 2])
+    np.testing.assert_array_equal(group(few, 2).labels, truth)  # so few that there is no other second group
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 7, 20, 50])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from elmokit.inference.vectors import Floats, unit
 
-SEPARATION: Final = 1.07  # distance of two groups, over the mean distance of two vectors
+SEPARATION: Final = 1.06  # distance of two groups, over the mean distance of two vectors
 SMALLEST_GROUP: Final = 3
 SMALLEST_SHARE: Final = 0.02
 MOST_LINKED: Final = 2000  # vectors that are compared with each other; further ones join the nearest group
@@ -56,13 +56,14 @@ def group(vectors: Floats, num_groups: int | None = None) -> Groups:
     chosen = np.asarray(vectors[linked], np.float64)
     distances = 1 - chosen @ chosen.T
     merges = average_linkage(distances)
+    smallest = max(SMALLEST_GROUP, SMALLEST_SHARE * len(linked))
     if num_groups is None:
-        smallest = max(SMALLEST_GROUP, SMALLEST_SHARE * len(linked))
         furthest = SEPARATION * (distances.sum() - np.trace(distances)) / max(len(linked) * (len(linked) - 1), 1)
-        labels = _cut(merges, len(linked), sum(merge.distance <= furthest for merge in merges))
-    else:
-        smallest = 1
-        labels = _cut(merges, len(linked), max(len(linked) - num_groups, 0))
+        num_merges = sum(merge.distance <= furthest for merge in merges)
+    else:  # of occurrences that are too few for as many groups of this size, smaller ones
+        smallest = next(size for size in (smallest, 2, 1) if size == 1 or _last_with(merges, num_groups, size) >= 0)
+        num_merges = max(_last_with(merges, num_groups, smallest), 0)
+    labels = _cut(merges, len(linked), num_merges)
     sizes = np.bincount(labels)
     large = np.flatnonzero(sizes >= min(smallest, sizes.max()))
     large = large[np.argsort(-sizes[large], kind="stable")]
@@ -113,16 +114,45 @@ def average_linkage(distances: Floats) -> list[Merge]:
     return sorted(merges, key=lambda merge: merge.distance)
 
 
-def _cut(merges: list[Merge], num: int, num_merges: int) -> Labels:
-    """The group of each of `num` vectors after the first merges."""
-    parents = list(range(num))
+class _Forest:
+    """Which group each of `num` vectors is in, while groups are merged."""
 
-    def find(place: int) -> int:
-        while parents[place] != place:
-            parents[place] = parents[parents[place]]
-            place = parents[place]
+    def __init__(self, num: int) -> None:
+        self.parents, self.sizes = list(range(num)), [1] * num
+
+    def find(self, place: int) -> int:
+        """The vector by which the group of a vector is known."""
+        while self.parents[place] != place:
+            self.parents[place] = self.parents[self.parents[place]]
+            place = self.parents[place]
         return place
 
+    def merge(self, merge: Merge) -> tuple[int, int]:
+        """Merge two groups; returns their sizes."""
+        first, second = self.find(merge.first), self.find(merge.second)
+        sizes = self.sizes[first], self.sizes[second]
+        self.parents[second] = first
+        self.sizes[first] += self.sizes[second]
+        return sizes
+
+
+def _cut(merges: list[Merge], num: int, num_merges: int) -> Labels:
+    """The group of each of `num` vectors after the first merges."""
+    forest = _Forest(num)
     for merge in merges[:num_merges]:
-        parents[find(merge.second)] = find(merge.first)
-    return np.unique([find(place) for place in range(num)], return_inverse=True)[1].reshape(-1)
+        forest.merge(merge)
+    return np.unique([forest.find(place) for place in range(num)], return_inverse=True)[1].reshape(-1)
+
+
+def _last_with(merges: list[Merge], num_groups: int, smallest: float) -> int:
+    """The largest number of merges after which there are `num_groups` groups of at least this size; -1: never."""
+    num = len(merges) + 1
+    forest = _Forest(num)
+    num_large = num if smallest <= 1 else 0
+    last = 0 if num_large >= num_groups else -1
+    for number, merge in enumerate(merges, start=1):
+        first, second = forest.merge(merge)
+        num_large += (first + second >= smallest) - (first >= smallest) - (second >= smallest)
+        if num_large >= num_groups:
+            last = number
+    return last
