@@ -161,6 +161,19 @@ def occurrences(model, text, word):
     return np.stack(found, axis=1)
 
 
+def occurrences_in(model, text, word, view_name):
+    """(n, 2P): the vectors of every occurrence of a word by a view."""
+    sentences = [tokenize(line) for line in text.splitlines()]
+    return np.stack(
+        [
+            vectors[place]
+            for tokens, vectors in zip(sentences, model.embed(sentences, layers=view_name), strict=True)
+            for place, token in enumerate(tokens)
+            if token.lower() == word
+        ]
+    )
+
+
 def cosines(vectors):
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     return unit @ unit.T
@@ -188,6 +201,9 @@ def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
     np.testing.assert_allclose(numbers(page, "Layer 0: spelling only"), np.ones((6, 6)), atol=6e-4)
     for number in (1, 2):
         np.testing.assert_allclose(numbers(page, f"Layer {number}"), cosines(layers[number]), atol=6e-4)
+    for caption, name in (("Slot: what the context expects", "slot"), ("Sense: slot and surroundings", "sense")):
+        vectors = occurrences_in(model, text, "bank", name)
+        np.testing.assert_allclose(numbers(page, caption), cosines(vectors), atol=6e-4)
     # something is painted: a chart that failed would leave its canvas empty
     for canvas in page.locator("#context canvas").all():
         colours = canvas.evaluate(
@@ -217,6 +233,19 @@ def test_the_sliders_change_the_mix_without_a_request(open_page, model):
     page.get_by_role("button", name="Layer 1", exact=True).click()
     np.testing.assert_allclose(numbers(page, "The mix"), layers[1] @ layers[1].T, atol=2e-3)
     assert asked == []
+
+
+@pytest.mark.parametrize("source", ["slot", "sense", "1"])
+def test_the_scatter_plot_shows_the_vectors_that_are_chosen(open_page, model, source):
+    page = settled(open_page(view("context", text=TEXT, word="bank", source=source)))
+    expect(page.locator("select[name=source]")).to_have_value(source)
+    sentences = [tokenize(line) for line in TEXT.splitlines()]
+    vectors = np.concatenate(model.embed(sentences, layers=int(source) if source.isdigit() else source))
+    variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
+    kept = 100 * variances[:2].sum() / variances.sum()
+    shown = re.fullmatch(r"(\d+)% of the variance of (\d+) tokens", page.locator("#context .kept").inner_text())
+    assert int(shown[1]) == pytest.approx(kept, abs=0.6)
+    assert int(shown[2]) == len(vectors)
 
 
 def test_words_are_typed_and_picked(open_page, model):

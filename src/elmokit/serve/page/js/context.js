@@ -1,8 +1,9 @@
-// Word in context: sentences and a word -> how similar the vectors of its occurrences are, in each layer and in the mix.
+// Word in context: sentences and a word -> how similar the vectors of its occurrences are, in each layer, in the mix and
+// by the views slot and sense.
 
 import { drawRamp, heatMap, scatter } from "./charts.js";
 import { lastOnly, later, lines, make, needsSpace, say, snippet, tokenized } from "./panel.js";
-import { ask, layersOf } from "./server.js";
+import { ask, layersOf, viewOf } from "./server.js";
 import { innerProducts, mix, principalPlane, similarities, softmax } from "./vectors.js";
 
 const EXAMPLE = {
@@ -20,6 +21,7 @@ const MOST_TOKENS = 400; // a page can keep their inner products in memory
 const MOST_OCCURRENCES = 40;
 const EXTREME = 5; // of the weights: a factor of e to the 10th, so practically one layer only
 const LAYER_NAMES = (number) => (number === 0 ? "Layer 0: spelling only" : `Layer ${number}`);
+const VIEWS = { slot: "Slot: what the context expects", sense: "Sense: slot and surroundings" };
 
 export function contextPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
@@ -28,7 +30,8 @@ export function contextPanel(section, info, changed) {
   const names = find("input[name=names]");
   const message = find(".message");
   const numLayers = info.num_layers;
-  let seen = null; // { text, sentences, flat, products }: what the server was asked for
+  const captions = [...Array(numLayers).keys()].map(LAYER_NAMES).concat(Object.values(VIEWS), "The mix");
+  let seen = null; // { text, sentences, flat, products, views }: what the server was asked for
   let basis = null;
 
   text.value = EXAMPLE.text;
@@ -41,11 +44,13 @@ export function contextPanel(section, info, changed) {
   makePresets();
   source.append(make("option", { value: "mix", text: "the mix" }));
   for (let j = 0; j < numLayers; j++) source.append(make("option", { value: `${j}`, text: `layer ${j}` }));
-  const layerCanvases = Array.from({ length: numLayers }, (_, number) => {
+  for (const view of Object.keys(VIEWS)) source.append(make("option", { value: view, text: `the ${view}` }));
+  const canvases = captions.slice(0, -1).map((caption) => {
     const canvas = make("canvas", { role: "img" });
-    find(".layers").append(make("figure", {}, make("figcaption", { text: LAYER_NAMES(number) }), make("div", {}, canvas)));
+    find(".layers").append(make("figure", {}, make("figcaption", { text: caption }), make("div", {}, canvas)));
     return canvas;
   });
+  canvases.push(find(".mixed canvas"));
 
   const fetchLayers = lastOnly(section, message, async (signal) => {
     const typed = text.value;
@@ -54,9 +59,12 @@ export function contextPanel(section, info, changed) {
     const sentences = await tokenized(ask, given, signal);
     const count = sentences.reduce((sum, tokens) => sum + tokens.length, 0);
     if (count > MOST_TOKENS) throw note(`There are ${count} tokens; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
-    const layers = await layersOf(sentences, signal);
+    const [layers, ...views] = await Promise.all([
+      layersOf(sentences, signal),
+      ...Object.keys(VIEWS).map((view) => viewOf(sentences, view, signal)),
+    ]);
     const flat = sentences.flatMap((tokens, sentence) => tokens.map((token, place) => ({ token, sentence, place })));
-    seen = { text: typed, sentences, flat, products: innerProducts(layers) };
+    seen = { text: typed, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
     basis = null;
     draw();
   });
@@ -132,26 +140,29 @@ export function contextPanel(section, info, changed) {
 
   function drawHeat(mixed, n, places) {
     const isCosine = measureOf() === "cosine";
-    const grams = [...seen.products.map((row, j) => row[j]), mixed];
+    const grams = [...seen.products.map((row, j) => row[j]), ...seen.views, mixed];
     const tables = grams.map((gram) => similarities(gram, n, places, measureOf()));
     const labels = places.map((_, number) => `${number + 1}`);
     const lowest = (rows) => Math.min(...rows.flat());
     const highest = (rows) => Math.max(...rows.flat());
-    // one scale for all cosines, so that layers can be compared; dot products have no common one
-    const floor = places.length ? Math.min(0.9, Math.floor(10 * Math.min(...tables.map(lowest))) / 10) : 0;
+    // one scale for the cosines of the layers and the mix, one for the views, so that they can be compared; dot products
+    // have no common one
+    const isView = (number) => number >= numLayers && number < tables.length - 1;
+    const floorOf = (chosen) => (places.length ? Math.min(0.9, Math.floor(10 * Math.min(...chosen.map(lowest))) / 10) : 0);
+    const floors = [floorOf(tables.filter((_, number) => !isView(number))), floorOf(tables.filter((_, number) => isView(number)))];
     for (const [number, rows] of tables.entries()) {
-      const isMix = number === numLayers;
-      const canvas = isMix ? find(".mixed canvas") : layerCanvases[number];
+      const isMix = number === tables.length - 1;
+      const canvas = canvases[number];
       canvas.parentElement.hidden = places.length === 0;
       if (places.length === 0) continue;
-      const [low, high] = isCosine ? [floor, 1] : [Math.min(0, lowest(rows)), highest(rows)];
+      const [low, high] = isCosine ? [floors[Number(isView(number))], 1] : [Math.min(0, lowest(rows)), highest(rows)];
       heatMap(canvas, {
         rows,
         names: labels,
         low,
         high,
         digits: isCosine ? 2 : 1,
-        label: `${isMix ? "The mix" : LAYER_NAMES(number)}: ${isCosine ? "cosines" : "dot products"} between ${places.length} occurrences of ${word.value}, from ${lowest(rows).toFixed(2)} to ${highest(rows).toFixed(2)}; the numbers are in a table below`,
+        label: `${captions[number]}: ${isCosine ? "cosines" : "dot products"} between ${places.length} occurrences of ${word.value}, from ${lowest(rows).toFixed(2)} to ${highest(rows).toFixed(2)}; the numbers are in a table below`,
         describe: (a, b) => [a, b].map((number) => `${number + 1}  ${where(places[number])}`),
       });
       if (isMix) {
@@ -162,7 +173,7 @@ export function contextPanel(section, info, changed) {
     }
     find(".scale").hidden = places.length === 0;
     find(".tables").replaceChildren(
-      ...[numLayers, ...layerCanvases.keys()].map((number) => table(number === numLayers ? "The mix" : LAYER_NAMES(number), labels, tables[number])),
+      ...[tables.length - 1, ...tables.keys()].slice(0, -1).map((number) => table(captions[number], labels, tables[number])),
     );
   }
 
@@ -172,7 +183,8 @@ export function contextPanel(section, info, changed) {
   }
 
   function drawScatter(mixed, n, all) {
-    const gram = source.value === "mix" ? mixed : seen.products[source.value][source.value];
+    const view = Object.keys(VIEWS).indexOf(source.value);
+    const gram = source.value === "mix" ? mixed : view >= 0 ? seen.views[view] : seen.products[source.value][source.value];
     const plane = principalPlane(gram, n, basis);
     basis = plane.basis;
     const numbers = new Map(all.map((index, number) => [index, number + 1]));

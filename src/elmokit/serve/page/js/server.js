@@ -55,10 +55,18 @@ export async function ask(path, body, signal) {
 }
 
 // All layers of all tokens, one sentence after the other: { layers, tokens, width, values: Float32Array }.
-export async function layersOf(sentences, signal) {
+export function layersOf(sentences, signal) {
+  return arrays("layers", { inputs: sentences }, signal);
+}
+
+// The same for one view, "slot" or "sense", which counts as one layer.
+export function viewOf(sentences, view, signal) {
+  return arrays("embed_all", { inputs: sentences, layers: view }, signal);
+}
+
+async function arrays(path, body, signal) {
   const headers = { "content-type": "application/json", accept: "application/x-npy" };
-  const body = JSON.stringify({ inputs: sentences });
-  const response = await exchange("layers", { method: "POST", headers, body, signal });
+  const response = await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   return readNpy(await response.arrayBuffer());
 }
 
@@ -66,7 +74,8 @@ export async function layersOf(sentences, signal) {
 function readNpy(buffer) {
   const length = new DataView(buffer).getUint16(8, true);
   const header = new TextDecoder("latin1").decode(new Uint8Array(buffer, 10, length));
-  const [layers, tokens, width] = /'shape': \(([^)]*)\)/.exec(header)[1].split(",").map(Number);
+  const shape = /'shape': \(([^)]*)\)/.exec(header)[1].split(",").map(Number);
+  const [layers, tokens, width] = shape.length === 2 ? [1, ...shape] : shape;
   if (!header.includes("'<f4'")) throw new Error(`The server sent numbers of another type: ${header}`);
   return { layers, tokens, width, values: new Float32Array(buffer.slice(10 + length)) };
 }
