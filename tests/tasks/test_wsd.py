@@ -264,6 +264,8 @@ def test_any_text_has_an_answer_alone_and_in_any_batch(config):
     answers = trained.predict(odd)
     assert [len(answer["tokens"]) for answer in answers] == [0, 0, 0, 2, 1, 4, 2, 3]
     assert [len(answer["senses"]) for answer in answers] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert answers[4]["senses"][0]["sense"] == MONEY  # there is no context, so the most frequent sense is taken
+    assert answers[4]["senses"][0]["cosine"] == 0
     for text, answer in zip(odd, answers, strict=True):
         (alone,) = trained.predict([text])
         for one, other in zip(alone["senses"], answer["senses"], strict=True):
