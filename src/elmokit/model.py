@@ -67,7 +67,7 @@ from elmokit.text import (
 
 Array = npt.NDArray[np.float32]
 
-LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense: not "the" and "of"
+LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense, against the largest: not "the" and "of"
 
 
 @dataclass(frozen=True)
@@ -742,7 +742,8 @@ class ELMo(nn.Module):
             slots = torch.from_numpy(self._view_occurrences(slot, own)).to(next(self.bilm.parameters()))
             fit.append(scorer.log_fit(slots).exp().mean(dim=0).cpu().numpy())  # (V,)
         words = scorer.vocabulary.words
-        is_label = self.word_weights(words) > LEAST_LABEL_WEIGHT
+        weights = self.word_weights(words)
+        is_label = weights > LEAST_LABEL_WEIGHT * weights.max()
         return distinct_words(np.stack(fit) * is_label, words, left_out)
 
     def _view_occurrences(
