@@ -47,7 +47,7 @@ def random_sentences(count, seed=0):
 def vectors_of(model, sentences, layers="sense"):
     """(words, 2P), length one: the oracle's own computation."""
     vectors = np.concatenate(model.embed(sentences, layers=layers)).astype(np.float64)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_the_view_is_sense_unless_another_one_is_asked_for(model, tmp_path):
     created.add(model, random_sentences(30))
     assert created.settings.layer == "sense"
     assert np.allclose(created._files.vectors, vectors_of(model, random_sentences(30), "sense"), atol=1e-3)
-    created.add(model, [["Hello"]])  # without surroundings
-    assert np.allclose(created._files.vectors[-1], vectors_of(model, [["Hello"]], "slot")[0], atol=1e-3)
+    created.add(model, [["Hello"]])  # a word without context
+    assert not created._files.vectors[-1].any()
 
 
 def test_the_graph_finds_nearly_all_that_exact_search_finds(model, tmp_path, with_graph):
@@ -938,3 +938,13 @@ def test_a_store_is_not_built_on_with_other_settings(folder):
         run(index_verb, "build", "corpus.txt", "--layer", "all")
     with pytest.raises(ValueError, match="no such file"):
         run(index_verb, "build", "nowhere.txt")
+
+
+def test_a_word_without_context_is_refused_as_a_query_and_found_by_none(model, tmp_path):
+    index = WordIndex.create(tmp_path / "index", model)
+    index.add(model, [["bank"], ["the", "bank", "lent", "money"], ["a", "river"]])
+    with pytest.raises(ValueError, match=r"'\[bank\]' has no other word, so nothing tells what this one means"):
+        index.neighbours(model, "[bank]")
+    found = index.neighbours(model, "the [bank] of a river", k=3)
+    assert [one.sentence_number for one in found][-1] == 0  # its cosine is zero
+    assert found[-1].cosine == 0

@@ -116,8 +116,7 @@ def test_lines_come_while_the_work_lasts(tiny_elmo, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["embed", "encode", "embed_spans"])
-def test_show_progress_may_be_a_function_that_gets_the_counts(call, tiny_elmo, monkeypatch):
-    monkeypatch.setattr("elmokit.spans.SENTENCES_AT_ONCE", 20)
+def test_show_progress_may_be_a_function_that_gets_the_counts(call, tiny_elmo):
     model, counts = ELMo.from_pretrained(tiny_elmo), []
     arguments = {"batch_size": 10, "show_progress": lambda done, total: counts.append((done, total))}
     if call == "embed_spans":

@@ -313,6 +313,8 @@ class WordIndex:
         ((_, reading),) = model.readings([asked.tokens])
         view = view_of(self._layer, model.num_layers)
         query = view.spans(reading, torch.tensor([asked.start]), torch.tensor([asked.end]))[0].cpu().numpy()  # (1, 2P)
+        if not query.any():
+            raise ValueError(f"{sentence!r} has no other word, so nothing tells what this one means: add its context")
         if same_word:
             rows = self._rows_of(asked.tokens[asked.start])
             ranking = compare_some(np.asarray(unit(query[0]), np.float32), self._files.vectors, rows)
