@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from elmokit.arguments import describe
+from elmokit.kernels.cpu.threads import in_parallel
 from elmokit.network import to_device
 
 Layers = Literal["average", "top", "all", "slot", "sense"] | int
@@ -133,9 +134,26 @@ def _slot_without_context(reading: Reading) -> Tensor:
 def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
     """(B, S, 2P): the weighted sum of the words outside of each phrase; zeros if there are none."""
     assert reading.weights is not None
-    vectors = _wide(reading.layers[:, :, 1:-1].mean(dim=0))  # (B, T, 2P)
-    weighted = vectors * reading.weights.unsqueeze(-1).to(vectors.dtype)
-    num_tokens = weighted.shape[1]
+    halves = reading.layers[:, :, 1:-1].chunk(2, dim=-1)  # (L+1, B, T, P) each
+    weights = reading.weights.unsqueeze(-1)
+    sums: list[Tensor] = [start.new_empty(0), start.new_empty(0)]
+
+    def run(half: int) -> None:
+        vectors = _wide(halves[half].mean(dim=0))  # (B, T, P)
+        sums[half] = _sum_around(vectors * weights.to(vectors.dtype), start, end)
+
+    if reading.layers.is_cpu and not reading.layers.requires_grad:
+        # as the LSTM layers: OpenMP threads of the caller would keep spinning on the cores of the next sentence's
+        in_parallel(run, 2)
+    else:
+        run(0)
+        run(1)
+    return torch.cat(sums, dim=-1)
+
+
+def _sum_around(vectors: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """(B, T, P) -> (B, S, P): the sum of the vectors outside of each phrase, by their nearness."""
+    num_tokens = vectors.shape[1]
     blocks = []
     for begin in range(0, len(start), SPANS_AT_ONCE):
         first, behind = start[begin : begin + SPANS_AT_ONCE], end[begin : begin + SPANS_AT_ONCE]
@@ -144,9 +162,9 @@ def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
         # 1 for the words beside the phrase; 0 or less inside of it
         distance = torch.maximum(first.unsqueeze(-1) - place, place - behind.unsqueeze(-1) + 1)  # (S, W)
         counts = (distance > 0) & (distance <= REACH)
-        nearness = torch.where(counts, 1 / (1 + distance.clamp(min=0).to(weighted.dtype) / HALF_DISTANCE), 0.0)
-        blocks.append(to_device(nearness, weighted.device) @ weighted[:, low:high])
-    return torch.cat(blocks, dim=1) if blocks else weighted[:, :0]
+        nearness = torch.where(counts, 1 / (1 + distance.clamp(min=0).to(vectors.dtype) / HALF_DISTANCE), 0.0)
+        blocks.append(to_device(nearness, vectors.device) @ vectors[:, low:high])
+    return torch.cat(blocks, dim=1) if blocks else vectors[:, :0]
 
 
 def _wide(vectors: Tensor) -> Tensor:
