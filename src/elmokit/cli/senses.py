@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=2000,
     show_default=True,
-    help="Largest number of sentences with WORD to group; of more, a random sample.",
+    help="Largest number of sentences with WORD to group; of more, a sample.",
 )
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Picture to draw: .svg, .png or .pdf.")
 @tokenized_option
