@@ -135,3 +135,5 @@ def test_a_word_that_does_not_occur_has_no_senses_and_a_model_without_words_give
     assert (sense.share, sense.substitutes) == (1, [])
     with pytest.raises(ValueError, match="word is ' '"):
         model.senses(" ", MONEY)
+    with pytest.raises(ValueError, match="carries its state"):
+        ELMo.from_pretrained(tiny_elmo, state="carry").senses("bank", MONEY)
