@@ -269,8 +269,10 @@ BY_NAME: dict[str, Any] = {
     "text": TEXT_KIND,
     "words": WORDS_KIND,
     "word": Kind(lambda rng: rng.choice(("bank", None)), text, lambda value: value is None or isinstance(value, str)),
-    "layers": choice("average", "top", 0, 1, 2, -1),
-    "layer": choice("average", "top", 0, -1),
+    "layers": choice("average", "top", "slot", "sense", 0, 1, 2, -1),
+    "layer": choice("average", "top", "slot", "sense", 0, -1),
+    "num_senses": integers(1, 4, none=True),
+    "limit": integers(1, 9, none=True),
     "batch_size": integers(1, 4, none=True),
     "k": integers(1, 5),
     "position": integers(0, 0, most=5),
@@ -285,7 +287,8 @@ BY_NAME: dict[str, Any] = {
     "dropout": floats(0.0, 1.0),
     **dict.fromkeys(
         ("show_progress", "convert_to_tensor", "normalize", "freeze", "layer_norm", "keep_boundaries", "trainable",
-         "as_dict", "exact", "skip_punctuation", "requires_grad", "do_layer_norm", "keep_sentence_boundaries", "warmup",
+         "as_dict", "exact", "ignore_case", "same_word", "skip_punctuation", "requires_grad", "do_layer_norm",
+         "keep_sentence_boundaries", "warmup",
          "full", "nodelimiters", "forget_sentences", "use_sentence_keys", "gzip", "tokenized", "overwrite"), FLAG
     ),
     **dict.fromkeys(("progress", "on_progress", "on_probe", "keep", "model_name"), FIXED),

@@ -81,16 +81,30 @@ def _text(world: World) -> Iterator[Target]:
 
 
 def _model(world: World) -> Iterator[Target]:
+    from elmokit.inference.senses import Occurrence
+
     elmo = load(world)
     models = {"ELMo": elmo, "ELMo(words)": load(world, "words"), "ELMo(en)": type(elmo).from_pretrained()}
     for name, model in models.items():
-        layers, cost = choice("average", "top", "all", 0, 1, 2, -1), LARGE if name == "ELMo(en)" else 1
+        layers, cost = choice("average", "top", "all", "slot", "sense", 0, 1, 2, -1), LARGE if name == "ELMo(en)" else 1
         yield make(f"{name}.embed", model.embed, total=True, check=_one_result_each, layers=layers, cost=cost)
         yield make(f"{name}.encode", model.encode, total=True, sentences=_one_or_many(), cost=cost)
         yield make(f"{name}.to_ids", model.to_ids, total=True, cost=cost)
         yield make(f"{name}.log_probs", model.log_probs, total=True, cost=cost)
         yield make(f"{name}.forward", model.forward, ids=ids(model), cost=cost)
-    yield make("ELMo.similarity", elmo.similarity)
+    yield make("ELMo.similarity", elmo.similarity, layers=choice("average", "top", "sense", 0, 2, none=True))
+    word = given("bank", "He sat", near=text, words=("word",), is_typed=True)
+    yield make("ELMo.senses", elmo.senses, word=word, finite=False)
+
+    def readings(sentences: Any, batch_size: Any, show_progress: Any) -> Any:
+        return len(list(elmo.readings(sentences, batch_size=batch_size, show_progress=show_progress)))
+
+    yield make("ELMo.readings", readings, total=True)
+    use = Occurrence(["the", "bank"], 1, 2, 0)
+    vectors = given(np.ones((2, 12), "f4"), near=(np.ones((2, 11)), np.ones(12), np.ones((1, 12)), [["a"]], None))
+    yield make(
+        "ELMo.group_senses", elmo.group_senses, word=word, occurrences=records(use, use), vectors=vectors, finite=False
+    )
     yield make("ELMo.perplexity", elmo.perplexity, finite=False)
     yield make("ELMo.substitutes", elmo.substitutes, sentence=MARKED_KIND, position=FIXED)
     tokens = given(["the", "bank"], near=TOKENS_KIND.near, words=("token", "sentence", "position"))
@@ -226,6 +240,9 @@ def _index(world: World) -> Iterator[Target]:
     wrong = np.ones((2, 11)), np.ones(12), np.full((1, 12), np.nan), np.ones((0, 12)), [["a"] * 12], np.zeros((1, 12))
     yield make("WordIndex.search", store.search, vectors=given(np.ones((2, 12), "f4"), near=wrong, words=("vector",)))
     yield make("WordIndex.neighbours", functools.partial(store.neighbours, elmo), sentence=MARKED_KIND)
+    word = given("bank", "xyzzy", near=text, words=("word",), is_typed=True)
+    yield make("WordIndex.occurrences", store.occurrences, word=word, finite=False)
+    yield make("WordIndex.senses", functools.partial(store.senses, elmo), word=word, finite=False)
     yield make("WordIndex.open", lambda folder: len(WordIndex.open(folder)), folder=reading(world.path("store")))
 
     def create(folder: Any, layer: Any, skip_words: Any) -> Any:
@@ -284,7 +301,7 @@ def _probes(world: World) -> Iterator[Target]:
     odd = lambda rng: rng.choice(([], [text(rng)], ["a"], text(rng)))  # noqa: E731
     queries = given(["the [bank] ."], near=odd, words=("query", "queries", "sentence", "brackets"))
     corpus = given([["the", "bank"], ["a", "river"]], near=SENTENCES_KIND.near, words=("sentence", "corpus", "token"))
-    layer = choice(0, 1, 2, -1, none=True)
+    layer = choice("sense", 0, 1, 2, -1)
     yield make(
         "probes.nearest_in_context", here(probes.nearest_in_context, elmo), queries=queries, corpus=corpus, layer=layer
     )
