@@ -39,7 +39,7 @@ from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
 from elmokit.inference.vectors import Floats, check_vectors
-from elmokit.inference.views import Layers, Reading, View, view_of
+from elmokit.inference.views import Layers, Reading, View, default_layers, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
 from elmokit.network.int8 import quantized
 from elmokit.progress import OnProgress, reporting
@@ -610,7 +610,7 @@ class ELMo(nn.Module):
             layers: As for `embed`, but not "all". By default "sense" for a word, "average" for sentences.
         """
         if layers is None:
-            layers = "average" if word is None else "sense"
+            layers = default_layers(word)
         view = view_of(layers, self.num_layers, single=True, caller="similarity")
         for name, sentence in (("first", first), ("second", second)):
             if not isinstance(sentence, str):

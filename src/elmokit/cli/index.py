@@ -21,6 +21,7 @@ from elmokit.cli.terminal import (
     print_result,
     print_table,
     progress_bar,
+    size_to_read,
     tokenized_for,
     tokenized_option,
 )
@@ -183,8 +184,7 @@ def neighbours(
 
 def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool, as_json: bool) -> None:
     num_words = num_skipped = 0
-    plain = all(file.suffix.lower() not in (".gz", ".xz", ".zst", ".parquet") for file in files)
-    with progress_bar("indexing", sum(file.stat().st_size for file in files) if plain else None) as advance:
+    with progress_bar("indexing", size_to_read(files)) as advance:
         for file in files:
             rule = tokenized_for(model, tokenized)
             added = store.add(model, _read_sentences(file, rule, advance), source=str(file.resolve()))

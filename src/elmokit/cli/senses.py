@@ -15,6 +15,7 @@ from elmokit.cli.terminal import (
     load_model,
     model_option,
     progress_bar,
+    size_to_read,
     tokenized_for,
     tokenized_option,
 )
@@ -97,8 +98,7 @@ def _sample(word: str, corpus: tuple[str, ...], elmo: ELMo, tokenized: bool, lim
     # the longest run of letters is in the line as it is, however the tokenizer cuts the word
     letters = "".join(character if character.isalnum() else " " for character in word.casefold()).split()
     needle = max(letters, key=len, default="")
-    plain = all(file.suffix.lower() not in (".gz", ".xz", ".zst", ".parquet") for file in files)
-    with progress_bar("searching", sum(file.stat().st_size for file in files) if plain else None) as advance:
+    with progress_bar("searching", size_to_read(files)) as advance:
         for block in read_blocks(files, None):
             for line in block.content.removesuffix(b"\n").split(b"\n"):
                 advance(len(line) + 1)

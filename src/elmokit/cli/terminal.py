@@ -148,6 +148,12 @@ def tokenized_for(elmo: ELMo, tokenized: bool) -> Tokenized:
     return True if tokenized else tokenized_of(elmo.tokenizer.name)
 
 
+def size_to_read(files: list[Path]) -> int | None:
+    """Number of bytes of text in files; None if one is packed, whose text has another size."""
+    is_packed = any(file.suffix.lower() in (".gz", ".xz", ".zst", ".parquet") for file in files)
+    return None if is_packed else sum(file.stat().st_size for file in files)
+
+
 def check_new_file(path: Path, overwrite: bool) -> None:
     """Refuse before the work, not after it, a path that cannot be written."""
     if not path.parent.is_dir():

@@ -289,11 +289,11 @@ def similar(
     as_json: bool,
 ) -> None:
     """Print the cosine of two sentences, or of a word in them."""
-    from elmokit.inference.views import check_layers
+    from elmokit.inference.views import check_layers, default_layers
 
     elmo = load_model(model, device)
     if layers is None:
-        layers = "average" if word is None else "sense"
+        layers = default_layers(word)
     check_layers(layers, elmo.num_layers)
     choices: list[Layers] = [layers]
     if per_layer or layers == "all":

@@ -124,11 +124,11 @@ class _Sense(View):
 
 def _slot_without_context(reading: Reading) -> Tensor:
     """(B, 1, 2P): what is expected where nothing was read but a boundary."""
-    top = _wide(reading.layers[-1])  # (B, T+2, 2P)
+    top = reading.layers[-1]  # (B, T+2, 2P)
     width = top.shape[-1] // 2
     ends = to_device(torch.tensor(reading.lengths) + 1, top.device)
     rows = torch.arange(len(top), device=top.device)
-    return torch.cat([top[:, 0, :width], top[rows, ends, width:]], dim=-1).unsqueeze(1)
+    return _wide(torch.cat([top[:, 0, :width], top[rows, ends, width:]], dim=-1)).unsqueeze(1)
 
 
 def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
@@ -205,6 +205,11 @@ def check_layers(layers: object, num_layers: int, *, single: bool = False, calle
     shown = repr(layers) if isinstance(layers, str | int | float) or layers is None else describe(layers)
     hint = ", which is for embed" if isinstance(layers, str) and layers == "all" else ""
     raise ValueError(f"{where}layers must be {quoted} or a number from 0 to {num_layers - 1}, not {shown}{hint}")
+
+
+def default_layers(word: str | None) -> Layers:
+    """What is compared by default: uses of a word by their sense, sentences by the average."""
+    return "average" if word is None else "sense"
 
 
 def view_of(layers: object, num_layers: int, *, single: bool = False, caller: str = "") -> View:

@@ -16,7 +16,7 @@ from elmokit.arguments import check_callable, check_instance, check_integer
 from elmokit.inference.vectors import unit
 from elmokit.inference.views import Layers, view_of
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Array, Progress, check_token_lists
+from elmokit.probes.vectors import Array, Progress, check_token_lists, read_all
 from elmokit.text import MarkedWord, Tokenizer, as_list, check_tokens, marked_word
 
 WORDS_AT_ONCE = 4096
@@ -115,14 +115,10 @@ def nearest_in_context(
     wanted = unit(np.stack([found[place] for found, (_, place) in zip(vectors, asked, strict=True)]))  # (Q, 2P)
     # (cosine, minus the sentence's number, place): the earlier sentence wins where two are equal
     best: list[list[tuple[float, int, int]]] = [[] for _ in asked]
-    done, total = 0, sum(map(len, corpus))
-    for number, reading in model.readings(corpus):
+    for number, reading in read_all(model, corpus, progress=progress):
         if not len(corpus[number]):
             continue
         cosines = wanted @ unit(view.tokens(reading)[0].float().cpu().numpy()).T  # (Q, T)
-        done += len(corpus[number])
-        if progress is not None:
-            progress(done, total)
         for heap, (tokens, _), row in zip(best, asked, cosines, strict=True):
             if list(corpus[number]) == tokens:
                 continue

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import TaggedSentence
+from elmokit.inference.views import view_of
 from elmokit.model import ELMo
-from elmokit.probes.vectors import Progress, layer_names, sentence_vectors
+from elmokit.probes.vectors import Progress, layer_names, read_all
 
 MIX = "mix"
 EPOCHS = 8
@@ -103,10 +104,11 @@ def _features(model: ELMo, sentences: list[list[str]], num_train: int, progress:
     num_layers = model.num_layers
     shape = (num_layers + 1, int(starts[-1]), model.dim)
     features = torch.empty(shape, dtype=torch.float16, device=model.device)
-    for number, vectors in sentence_vectors(model, sentences, progress=progress):
-        here = slice(starts[number], starts[number + 1])
-        features[:num_layers, here] = torch.from_numpy(vectors)
-        features[num_layers, here] = torch.from_numpy(vectors.mean(axis=0))
+    every = view_of("all", num_layers)
+    for number, reading in read_all(model, sentences, progress=progress):
+        here, layers = slice(starts[number], starts[number + 1]), every.tokens(reading)[:, 0]  # (L+1, T, 2P)
+        features[:num_layers, here] = layers
+        features[num_layers, here] = layers.float().mean(dim=0)
     for layer in features:
         values = layer.float()
         variance, mean = torch.var_mean(values[:num_train], dim=0, correction=0)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmokit.inference.views import view_of
+from elmokit.inference.views import Reading, view_of
 from elmokit.model import ELMo
 from elmokit.text import as_list, check_tokens
 
@@ -24,7 +24,6 @@ Progress = Callable[[int, int | None], None]
 
 MEAN = "mean"
 VIEWS = ("slot", "sense")
-TOKENS_AT_ONCE = 16384  # embedded together: their vectors in all layers are in memory at a time
 
 
 class Place(NamedTuple):
@@ -61,33 +60,25 @@ def check_token_lists(sentences: Iterable[Sequence[str]], name: str) -> list[lis
     ]
 
 
-def sentence_vectors(
-    model: ELMo, sentences: Sequence[Sequence[str]], *, progress: Progress | None = None
-) -> Iterator[tuple[int, Array]]:
-    """Vectors of sentences in all layers.
+def read_all(
+    model: ELMo, sentences: Sequence[list[str]], *, progress: Progress | None = None
+) -> Iterator[tuple[int, Reading]]:
+    """As `ELMo.readings`; progress counts tokens.
 
     Args:
         model: The model.
         sentences: Token lists.
         progress: Called after each batch.
-
-    Returns:
-        (number, (L+1, T, 2P)) of each sentence, in order of length.
     """
-    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    total = sum(map(len, sentences))
-    done, begin = 0, 0
-    while begin < len(order):
-        end, tokens = begin, 0
-        while end < len(order) and (end == begin or tokens + len(sentences[order[end]]) <= TOKENS_AT_ONCE):
-            tokens += len(sentences[order[end]])
-            end += 1
-        window = order[begin:end]
-        vectors = model.embed([list(sentences[number]) for number in window], layers="all")
-        yield from zip(window, vectors, strict=True)
-        done, begin = done + tokens, end
+    done, total = 0, sum(map(len, sentences))
+
+    def report(num_sentences: int, num_all: int) -> None:
         if progress is not None:
             progress(done, total)
+
+    for number, reading in model.readings(sentences, show_progress=report):
+        yield number, reading
+        done += len(sentences[number])
 
 
 def place_vectors(
@@ -99,7 +90,7 @@ def place_vectors(
         model: The model.
         sentences: Token lists. Sentences without a place are not read.
         places: The words and phrases.
-        progress: Called after each sentence.
+        progress: Called after each batch.
 
     Returns:
         (number, (views, 2P)) of each place, in the order of `view_names`.
@@ -115,16 +106,12 @@ def place_vectors(
     views = [view_of(name, model.num_layers) for name in ("all", *VIEWS)]
     used = [list(sentences[number]) for number in wanted]
     own_places = list(wanted.values())
-    done, total = 0, sum(map(len, used))
-    for position, reading in model.readings(used):
+    for position, reading in read_all(model, used, progress=progress):
         own = own_places[position]
         start, end = torch.tensor([(places[number].start, places[number].end) for number in own]).unbind(dim=1)
         layers, *others = (view.spans(reading, start, end).squeeze(-3).cpu().numpy() for view in views)
         rows = np.stack([*layers, layers.mean(axis=0), *others], axis=1)  # (S, views, 2P)
         yield from zip(own, rows, strict=True)
-        done += len(used[position])
-        if progress is not None:
-            progress(done, total)
 
 
 def gather(

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from elmokit.inference.views import View, view_of
+from elmokit.inference.views import View, default_layers, view_of
 from elmokit.model import ELMo
 from elmokit.serve import schemas, wire
 from elmokit.serve.engine import Reduce, chosen_layers, phrase_vector, sentence_vector, token_vectors, weighted_sum
@@ -68,7 +68,7 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
     async def similarity(request: Request, body: schemas.SimilarityRequest) -> Response:
         """The cosine of one sentence with each of the others; with `word`, of that word in them."""
         inputs, parameters = body.inputs, body.parameters or schemas.SimilarityParameters()
-        default = "average" if inputs.word is None else "sense"
+        default = default_layers(inputs.word)
         view = view_of(default if parameters.layers is None else parameters.layers, model.num_layers, single=True)
         if not inputs.sentences:
             raise RefusalError(400, "Empty", "inputs.sentences is empty: send at least one sentence")
