@@ -649,12 +649,26 @@ class ELMo(nn.Module):
     # ---- the language model ------------------------------------------------------------------------------------------
 
     def log_probs(self, sentences: Sequence[Sentence]) -> list[TokenLogProbs]:
-        """Log-probability of every token, from the words before it and from the words after it."""
+        """Log-probability of every token, from the words before it and from the words after it.
+
+        Args:
+            sentences: Strings, which the model's tokenizer cuts, or token lists.
+
+        Returns:
+            One `TokenLogProbs` per sentence. `unknown` marks its tokens outside the vocabulary, scored as <UNK>.
+        """
         sentences = as_list(sentences)  # first: the output layer may have to be downloaded
         return self._scorer().log_probs(sentences)
 
     def perplexity(self, sentences: Sequence[Sentence]) -> Perplexity:
-        """Perplexity of the sentences, each on its own: forward, backward and both."""
+        """Perplexity of the sentences, each read from a zero state.
+
+        Args:
+            sentences: As for `log_probs`.
+
+        Returns:
+            The perplexity forward, backward and both; and, as `known`, both without the tokens outside the vocabulary.
+        """
         return perplexity_of(self.log_probs(sentences))
 
     def substitutes(self, sentence: Sentence, *, position: int | None = None, k: int = 10) -> list[Substitute]:

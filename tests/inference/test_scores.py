@@ -94,6 +94,49 @@ def test_perplexity_counts_every_word_and_one_boundary_a_sentence(case):
     assert found.both == pytest.approx(math.sqrt(found.forward * found.backward))
 
 
+def known_perplexity(sentences, expected):
+    """exp of the mean loss over both directions, of boundaries and of words in WORDS: counted one by one."""
+    losses = []
+    for sentence, scores in zip(sentences, expected, strict=True):
+        targets = (
+            zip([*sentence, "</S>"], scores.forward, strict=True),
+            zip(["<S>", *sentence], scores.backward, strict=True),
+        )
+        losses += [-log_prob for pairs in targets for word, log_prob in pairs if word in WORDS]
+    return math.exp(sum(losses) / len(losses))
+
+
+def test_tokens_outside_the_vocabulary_are_marked(case):
+    found = case.scorer.log_probs([*SENTENCES, ["<UNK>", "bank"]])
+    marked = [[token for token, is_unknown in zip(s.tokens, s.unknown, strict=True) if is_unknown] for s in found]
+    assert marked == [[], ["unheard"], [], ["she"], [], ["<UNK>"]]
+    for scores in found:
+        assert (scores.unknown.dtype, scores.unknown.shape) == (np.bool_, scores.forward.shape)
+
+
+def test_perplexity_is_measured_without_unknown_tokens_too(case):
+    found = perplexity_of(case.scorer.log_probs(SENTENCES))
+    assert found.num_unknown == 2
+    assert found.known == pytest.approx(known_perplexity(SENTENCES, case.expected(SENTENCES)), rel=1e-4)
+    assert abs(found.known / found.both - 1) > 1e-3
+
+
+def test_without_unknown_tokens_both_perplexities_are_the_same_number(case, tmp_path):
+    sentences = [SENTENCES[0], SENTENCES[4]]
+    found = perplexity_of(case.scorer.log_probs(sentences))
+    assert (found.num_unknown, found.known) == (0, found.both)
+    corpus = make_corpus(tmp_path, sentences)
+    found = heldout_perplexity(case.bilm, case.output, corpus, unk_id=case.vocabulary.unk_id)
+    assert (found.num_unknown, found.known) == (0, found.both)
+
+
+def test_a_sentence_of_unknown_tokens_has_the_perplexity_of_its_boundaries(case):
+    (scores,) = case.scorer.log_probs([["she", "unheard"]])
+    found = perplexity_of([scores])
+    assert found.num_unknown == 2
+    assert found.known == pytest.approx(math.exp(-(scores.forward_end + scores.backward_end) / 2))
+
+
 def test_no_sentences_give_no_scores_and_no_perplexity(case):
     assert case.scorer.log_probs([]) == []
     with pytest.raises(ValueError, match="no sentences"):
@@ -110,6 +153,28 @@ def test_heldout_perplexity_carries_the_state_through_the_text(case, corpus, unr
     assert found.num_tokens == len(forward) == corpus.num_pairs
     assert found.forward == pytest.approx(np.exp(-forward.mean()), rel=1e-4)
     assert found.backward == pytest.approx(np.exp(-backward.mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("batch_size", "unroll"), [(1, 3), (1, 50), (3, 4)])
+def test_heldout_perplexity_counts_unknown_tokens_if_it_is_told_their_id(case, corpus, batch_size, unroll):
+    found = heldout_perplexity(
+        case.bilm, case.output, corpus, batch_size=batch_size, unroll=unroll, unk_id=case.vocabulary.unk_id
+    )
+    plain = heldout_perplexity(case.bilm, case.output, corpus, batch_size=batch_size, unroll=unroll)
+    assert (plain.num_unknown, plain.known) == (None, None)
+    assert found.num_unknown == 2
+    assert (found.forward, found.backward, found.both, found.num_tokens) == (
+        plain.forward,
+        plain.backward,
+        plain.both,
+        plain.num_tokens,
+    )
+    if batch_size == 1:
+        sentences = [s for s in SENTENCES if s]
+        forward = case.expected(sentences, carry=True)
+        backward = case.expected(sentences[::-1], carry=True)[::-1]
+        both = [ahead._replace(backward=back.backward) for ahead, back in zip(forward, backward, strict=True)]
+        assert found.known == pytest.approx(known_perplexity(sentences, both), rel=1e-4)
 
 
 def test_heldout_runs_side_by_side_each_count_once(case, tmp_path):

@@ -216,9 +216,13 @@ def language(scratch: Path) -> Values:
     for name in LANGUAGE_MODELS:
         model = ELMo.from_pretrained(f"models/{name}")
         found |= {f"{name} {what}": value for what, value in language_of(model, SENTENCES).items()}
-    found["command line"] = elmokit("perplexity", "models/language", "corpus/heldout")
-    found["command line, text"] = elmokit("perplexity", "models/words", "texts/heldout.txt", "--tokenized")
-    found["command line, sentences"] = elmokit("perplexity", "models/language", "texts/heldout.txt", "--per-sentence")
+    found["command line"] = perplexity_of(elmokit("perplexity", "models/language", "corpus/heldout"))
+    found["command line, text"] = perplexity_of(
+        elmokit("perplexity", "models/words", "texts/heldout.txt", "--tokenized")
+    )
+    each = elmokit("perplexity", "models/language", "texts/heldout.txt", "--per-sentence")
+    sentences = [{"sentence": one["sentence"], **perplexity_of(one)} for one in each["sentences"]]
+    found["command line, sentences"] = {**perplexity_of(each), "sentences": sentences}
     return found
 
 
@@ -285,7 +289,7 @@ def training(scratch: Path) -> Values:
         out = scratch / f"training-{number}"
         result = pretrain(**{**TRAINING, **settings}, out=out, model=dataclasses.replace(SIZES, **sizes))
         found[name] = metrics_of(out)
-        found[f"{name}: best"] = dataclasses.asdict(result.best)
+        found[f"{name}: best"] = perplexity_of(dataclasses.asdict(result.best))
         found[f"{name}: unigram"] = result.unigram
         found[f"{name}: end"] = [result.step, result.num_steps, result.ended, result.best_step]
         found[f"{name}: vectors"] = joined(ELMo.from_pretrained(out).embed(SENTENCES[:3]))
@@ -304,20 +308,20 @@ def finetuning(scratch: Path) -> Values:
     text = ("texts/train.txt", "--tokenized", "--heldout", "texts/heldout.txt")
     answer = elmokit("finetune", "models/language", *text, "-o", str(out), *given)
     measured = [line for line in metrics_of(out) if line["step"]]  # 0.1 did not measure before the first step
-    return {"metrics": measured, "best": answer["best"], "unigram": answer["unigram"]}
+    return {"metrics": measured, "best": perplexity_of(answer["best"]), "unigram": answer["unigram"]}
 
 
 def resumed(scratch: Path) -> Values:
     """The killed run goes on from 0.1's checkpoint, by the recipe that 0.1 left; its lines are those of a whole run."""
     shutil.copytree("run", scratch / "run")
     answer = elmokit("pretrain", "run/recipe.json", "--set", f"out={scratch / 'run'}")
-    return run_values(scratch / "run", answer["best"])
+    return run_values(scratch / "run", perplexity_of(answer["best"]))
 
 
 def whole_run(scratch: Path) -> Values:
     """The same run, never killed."""
     result = pretrain(**{**KILLED, "out": scratch / "whole"}, model=SIZES)
-    return run_values(scratch / "whole", dataclasses.asdict(result.best))
+    return run_values(scratch / "whole", perplexity_of(dataclasses.asdict(result.best)))
 
 
 def index(scratch: Path) -> Values:
@@ -443,9 +447,14 @@ def language_of(model: ELMo, sentences: Sequence[str | list[str]]) -> Values:
         "forward log-probabilities": np.concatenate([scores.forward for scores in scored]),
         "backward log-probabilities": np.concatenate([scores.backward for scores in scored]),
         "log-probabilities of ends": np.array([[scores.forward_end, scores.backward_end] for scores in scored]),
-        "perplexity": dataclasses.asdict(model.perplexity(sentences)),
+        "perplexity": perplexity_of(dataclasses.asdict(model.perplexity(sentences))),
         "substitutes": [dataclasses.asdict(one) for one in model.substitutes("We sat by the [bank] .", k=6)],
     }
+
+
+def perplexity_of(values: Values) -> Values:
+    """The fields that a perplexity had in 0.1."""
+    return {key: values[key] for key in ("forward", "backward", "both", "num_tokens")}
 
 
 def metrics_of(folder: Path) -> list[Values]:

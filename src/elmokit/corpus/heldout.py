@@ -18,7 +18,13 @@ TOKENS_AT_ONCE = 1 << 22  # number of tokens that are counted at a time, to boun
 
 
 def heldout_perplexity(
-    bilm: BiLM, output_layer: OutputLayer, corpus: Corpus, *, batch_size: int = 32, unroll: int = 20
+    bilm: BiLM,
+    output_layer: OutputLayer,
+    corpus: Corpus,
+    *,
+    batch_size: int = 32,
+    unroll: int = 20,
+    unk_id: int | None = None,
 ) -> Perplexity:
     """The perplexity of a prepared corpus, with the full softmax and the state carried.
 
@@ -28,6 +34,7 @@ def heldout_perplexity(
         corpus: Text that was prepared with the vocabulary of the output layer.
         batch_size: Number of rows that the text is split into.
         unroll: Number of tokens per row and batch. It changes the memory needed, not the result.
+        unk_id: Id of <UNK> in the vocabulary, to count the unknown tokens and to measure the perplexity without them.
 
     Raises:
         ValueError: If the corpus was prepared with a larger vocabulary.
@@ -41,6 +48,7 @@ def heldout_perplexity(
     batch_size = min(batch_size, corpus.num_sentences)
     state = bilm.initial_state(batch_size)
     sums, count = torch.zeros(2, dtype=torch.float64, device=device), 0
+    known_sums, num_unknown = torch.zeros_like(sums), 0
     with torch.no_grad():
         for batch in evaluation_batches(corpus, batch_size=batch_size, unroll=unroll):
             assert batch.weights is not None
@@ -56,8 +64,14 @@ def heldout_perplexity(
             # a row that has ended continues with weight 0
             sums += (log_probs * torch.from_numpy(weights).to(device)).sum(dim=(1, 2), dtype=torch.float64)
             count += int(batch.weights.sum())
+            if unk_id is not None:
+                known = weights * (targets != unk_id).astype(np.float32)
+                known_sums += (log_probs * torch.from_numpy(known).to(device)).sum(dim=(1, 2), dtype=torch.float64)
+                num_unknown += int((batch.weights * (batch.forward_targets == unk_id)).sum())
     forward, backward = sums.tolist()
-    return perplexity_of_sums(forward, backward, count)
+    if unk_id is None:
+        return perplexity_of_sums(forward, backward, count)
+    return perplexity_of_sums(forward, backward, count, num_unknown=num_unknown, known=sum(known_sums.tolist()))
 
 
 def unigram_perplexity(train: Corpus, heldout: Corpus, num_words: int) -> float:

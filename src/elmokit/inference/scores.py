@@ -35,11 +35,20 @@ class TokenLogProbs:
     """log p of the end of the sentence given all tokens."""
     backward_end: float
     """log p of the start of the sentence given all tokens."""
+    unknown: npt.NDArray[np.bool_]
+    """(T,): True where the token is scored as <UNK>: it is not in the vocabulary, or is <UNK> itself.
+
+    The log-probability of such a token is that of any word outside the vocabulary, not that of this word.
+    """
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean negative log-probability, sentence boundaries included."""
+    """exp of the mean negative log-probability, sentence boundaries included.
+
+    A token outside the vocabulary is scored as <UNK>, which is likelier than most words: a text with more such tokens
+    tends to have a lower perplexity. `known` leaves them out.
+    """
 
     forward: float
     """Of the direction that predicts the next word."""
@@ -49,6 +58,10 @@ class Perplexity:
     """Geometric mean of the two; papers on biLMs report this number."""
     num_tokens: int
     """Number of predictions in each direction: tokens, and one boundary per sentence."""
+    num_unknown: int | None = None
+    """Number of tokens that are not in the vocabulary; None if they were not counted."""
+    known: float | None = None
+    """As `both`, over the tokens of the vocabulary and the boundaries only; None if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +201,7 @@ class Scorer:
                 backward=backward[row, 1 : num_tokens + 1].copy(),
                 forward_end=float(forward[row, num_tokens]),
                 backward_end=float(backward[row, 0]),
+                unknown=targets[row, 1 : num_tokens + 1] == vocabulary.unk_id,
             )
 
 
@@ -202,24 +216,36 @@ def perplexity_of(log_probs: Sequence[TokenLogProbs]) -> Perplexity:
     """
     if not log_probs:
         raise ValueError("no sentences: a perplexity needs at least one")
-    forward = sum(float(scores.forward.sum()) + scores.forward_end for scores in log_probs)
-    backward = sum(float(scores.backward.sum()) + scores.backward_end for scores in log_probs)
-    return perplexity_of_sums(forward, backward, sum(len(scores.tokens) + 1 for scores in log_probs))
+    known_forward = sum(float(scores.forward[~scores.unknown].sum()) + scores.forward_end for scores in log_probs)
+    known_backward = sum(float(scores.backward[~scores.unknown].sum()) + scores.backward_end for scores in log_probs)
+    return perplexity_of_sums(
+        forward=sum(float(scores.forward.sum()) + scores.forward_end for scores in log_probs),
+        backward=sum(float(scores.backward.sum()) + scores.backward_end for scores in log_probs),
+        count=sum(len(scores.tokens) + 1 for scores in log_probs),
+        num_unknown=sum(int(scores.unknown.sum()) for scores in log_probs),
+        known=known_forward + known_backward,
+    )
 
 
-def perplexity_of_sums(forward: float, backward: float, count: int) -> Perplexity:
+def perplexity_of_sums(
+    forward: float, backward: float, count: int, *, num_unknown: int | None = None, known: float = 0.0
+) -> Perplexity:
     """The perplexity of summed log-probabilities.
 
     Args:
         forward: Sum of the log-probabilities of the forward direction.
         backward: Sum of the log-probabilities of the backward direction.
         count: Number of predictions in each direction.
+        num_unknown: Number of them whose token is unknown; None if these were not counted.
+        known: Sum of the log-probabilities of all other predictions, over both directions.
     """
     return Perplexity(
         forward=perplexity_of_loss(-forward / count),
         backward=perplexity_of_loss(-backward / count),
         both=perplexity_of_loss(-(forward + backward) / (2 * count)),
         num_tokens=count,
+        num_unknown=num_unknown,
+        known=None if num_unknown is None else perplexity_of_loss(-known / (2 * (count - num_unknown))),
     )
 
 

@@ -410,7 +410,8 @@ class _Run:
             perplexity = heldout_perplexity(
                 model.bilm, model.output, self.data.heldout, batch_size=self.config.eval_batch_size
             )
-            numbers.copy_(torch.tensor(dataclasses.astuple(perplexity), dtype=torch.float64))
+            measured = [perplexity.forward, perplexity.backward, perplexity.both, perplexity.num_tokens]
+            numbers.copy_(torch.tensor(measured, dtype=torch.float64))
             self._last_log = (self._last_log[0], self._last_log[1] + time.perf_counter() - began)
         if self.processes.world_size > 1:
             dist.broadcast(numbers, 0)
