@@ -1,13 +1,15 @@
 """substitutes, perplexity: numbers of the language model."""
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
-from verbs import LINES, error_of, result_of, run
+from verbs import LINES, WORDS, error_of, result_of, run
 
 from elmokit.model import ELMo
+from elmokit.text import tokenize
 
 
 def test_substitutes_are_words_of_the_vocabulary_best_first(language_model):
@@ -42,6 +44,24 @@ def test_perplexity_of_a_file_is_that_of_its_sentences(language_model, text, tmp
     np.testing.assert_allclose([sentence["both"] for sentence in found["sentences"]], each, rtol=1e-5)
     assert f"{expected.both:.2f}" in run("perplexity", language_model, text).stdout
     assert len(run("perplexity", language_model, text, "--per-sentence").stdout.splitlines()) == 6
+
+
+def test_perplexity_says_which_tokens_are_unknown_and_what_it_is_without_them(language_model, text, tmp_path):
+    unknown = [[token for token in tokenize(line) if token not in WORDS] for line in LINES if line]
+    assert [len(tokens) for tokens in unknown] == [0, 6, 0, 2]
+    expected = ELMo.from_pretrained(language_model).perplexity([line for line in LINES if line])
+    for options in ([], ["--per-sentence"]):
+        found = result_of("perplexity", language_model, text, *options)
+        assert found["num_unknown"] == expected.num_unknown == 8
+        assert found["known"] == pytest.approx(expected.known, rel=1e-5)
+        rows = run("perplexity", language_model, text, *options).stdout.splitlines()
+        assert re.split("  +", rows[0])[:6] == [
+            *("perplexity", "forward", "backward", "predictions"),
+            *("unknown", "without unknown"),
+        ]
+        assert re.split("  +", rows[-1])[4:6] == ["8", f"{expected.known:.2f}"]
+    assert [sentence["unknown_tokens"] for sentence in found["sentences"]] == unknown
+    assert [re.split("  +", row)[4] for row in rows[1:-1]] == ["0", "6 (The , is n't it ?)", "0", "2 (last one)"]
 
 
 def test_perplexity_reads_a_prepared_folder_of_the_same_vocabulary(language_model, text, tmp_path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,10 +26,10 @@ from elmokit.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from elmokit.inference.scores import Perplexity
+    from elmokit.inference.scores import Perplexity, TokenLogProbs
     from elmokit.model import ELMo
 
-PERPLEXITY_COLUMNS = ["perplexity", "forward", "backward", "predictions"]
+PERPLEXITY_COLUMNS = ["perplexity", "forward", "backward", "predictions", "unknown", "without unknown"]
 
 
 @click.command()
@@ -70,7 +71,8 @@ def perplexity(
     TEXT: files, or one folder that `elmokit prepare` wrote. MODEL is a language model. It can be given as the first of
     several arguments, or as --model. Without it, en is used.
 
-    Computed as published: full softmax, state carried from sentence to sentence, sentence boundaries counted.
+    Computed as published: full softmax, state carried from sentence to sentence, sentence boundaries counted. Tokens
+    outside the vocabulary are scored as <UNK>; their number and the perplexity without them are printed too.
     """
     model, text = _split_arguments(model, arguments)
     elmo = load_model(model, device)
@@ -104,8 +106,10 @@ def _corpus_perplexity(elmo: ELMo, text: tuple[str, ...], tokenized: bool) -> Pe
 
     assert elmo.output_layer is not None
     assert elmo.vocabulary is not None
+    unk_id = elmo.vocabulary.unk_id
     if len(text) == 1 and Path(text[0]).is_dir():
-        return heldout_perplexity(elmo.bilm, elmo.output_layer, Corpus.open(text[0], vocabulary=elmo.vocabulary))
+        corpus = Corpus.open(text[0], vocabulary=elmo.vocabulary)
+        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus, unk_id=unk_id)
     with tempfile.TemporaryDirectory(prefix="elmokit-") as folder, progress_bar("reading", None) as advance:
         corpus = prepare(
             text,
@@ -115,25 +119,36 @@ def _corpus_perplexity(elmo: ELMo, text: tuple[str, ...], tokenized: bool) -> Pe
             max_characters=elmo.config.max_characters,
             progress=advance.to,
         )
-        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus)
+        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus, unk_id=unk_id)
 
 
 def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: bool, as_json: bool) -> None:
     from elmokit.inference.scores import perplexity_of
     from elmokit.vector_files import read_lines
 
-    scored: list[Any] = []
+    scored: list[tuple[str, TokenLogProbs]] = []
     for path in paths:
         with open_input(path) as (stream, size), progress_bar("scoring", size) as advance:
             lines = [line for line in read_lines(counting(stream, advance), path) if line]
         scored += zip(lines, elmo.log_probs([line.split() for line in lines] if tokenized else lines), strict=True)
-    each = [(line, perplexity_of([scores])) for line, scores in scored]
+    sentences, rows = [], []
+    for line, scores in scored:
+        score = perplexity_of([scores])
+        unknown = [token for token, is_unknown in zip(scores.tokens, scores.unknown, strict=True) if is_unknown]
+        sentences.append({"sentence": line, **dataclasses.asdict(score), "unknown_tokens": unknown})
+        rows.append([*_format_perplexity(score, unknown), line])
     total = perplexity_of([scores for _, scores in scored])
-    sentences = [{"sentence": line, **dataclasses.asdict(score)} for line, score in each]
-    rows = [[*_format_perplexity(score), line] for line, score in each] + [[*_format_perplexity(total), "(all)"]]
     result = {**dataclasses.asdict(total), "sentences": sentences}
-    print_table(as_json, result, [*PERPLEXITY_COLUMNS, "sentence"], rows)
+    print_table(as_json, result, [*PERPLEXITY_COLUMNS, "sentence"], [*rows, [*_format_perplexity(total), "(all)"]])
 
 
-def _format_perplexity(score: Perplexity) -> list[str]:
-    return [f"{score.both:.2f}", f"{score.forward:.2f}", f"{score.backward:.2f}", f"{score.num_tokens:,}"]
+def _format_perplexity(score: Perplexity, unknown_tokens: Sequence[str] = ()) -> list[str]:
+    """The cells of PERPLEXITY_COLUMNS."""
+    assert score.known is not None
+    listed = f" ({' '.join(unknown_tokens)})" if unknown_tokens else ""
+    return [
+        *(f"{value:.2f}" for value in (score.both, score.forward, score.backward)),
+        f"{score.num_tokens:,}",
+        f"{score.num_unknown:,}{listed}",
+        f"{score.known:.2f}",
+    ]
