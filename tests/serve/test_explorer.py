@@ -325,6 +325,35 @@ def test_surprise_is_that_of_the_library_and_a_blank_is_filled(open_page, model)
     expect(page.locator("#next .words button").first).to_have_text(expected[0].word)
 
 
+def test_unknown_tokens_are_marked_and_the_means_are_those_with_and_without_them(open_page, model):
+    text = "The unheard bank lent glorps.\nThe bank lent money.\nGlorps"
+    page = settled(open_page(view("next", text=text, at="0,1")), "next")
+    marked = page.locator("#next .strip .unknown")
+    assert marked.locator(".token").all_inner_texts() == ["unheard", "glorps", "Glorps"]
+    for button in marked.all():
+        assert button.get_attribute("title") == "not in the vocabulary: scored as <UNK>"
+        assert button.get_attribute("aria-label").endswith("backward, not in the vocabulary: scored as <UNK>")
+    expect(page.locator("#next .unknown-key")).to_be_visible()
+    names = page.locator("#next .bars canvas").evaluate("canvas => Chart.getChart(canvas).data.labels")
+    assert names == ["The", "unheard <UNK>", "bank", "lent", "glorps <UNK>", "."]
+    for number, line in enumerate(text.splitlines()):
+        scores = model.perplexity([line])
+        shown = page.locator("#next .strips > li").nth(number).locator("p").all_inner_texts()
+        f, b, both = map(float, re.findall(r"[\d.]*\d", shown[0]))
+        assert (f, b) == pytest.approx((math.log2(scores.forward), math.log2(scores.backward)), abs=0.006)
+        assert both == pytest.approx(scores.both, abs=0.51)
+        if scores.num_unknown == 0:
+            assert len(shown) == 1
+            continue
+        (_, means) = shown
+        count = "the unknown token" if scores.num_unknown == 1 else f"the {scores.num_unknown} unknown tokens"
+        assert means.startswith(f"Without {count}: ")
+        assert float(re.search(r"perplexity (\d+)", means)[1]) == pytest.approx(scores.known, abs=0.51)
+    page.locator("#next textarea").fill("The bank")
+    expect(page.locator("#next .strip")).to_have_count(1)
+    expect(page.locator("#next .unknown-key")).to_be_hidden()
+
+
 def test_a_word_put_into_the_blank_is_scored_anew(open_page, model):
     page = settled(open_page(view("next", text=TEXT, at="0,1")), "next")
     chosen = page.locator("#next .words button").nth(2)

@@ -1,9 +1,13 @@
 """The endpoints of the language model and of tasks give what the library gives."""
 
+import dataclasses
+
 import numpy as np
 import pytest
-from served import TEXTS, TOLERANCE, error_of, make_model, post, serving
+import torch
+from served import TEXTS, TOLERANCE, WORDS, error_of, make_model, post, serving
 
+from elmokit.serve import schemas
 from elmokit.serve.app import create_app
 from elmokit.serve.server import serve
 from elmokit.serve.settings import Settings
@@ -18,6 +22,25 @@ def test_log_probs_are_those_of_the_library(client, model):
         np.testing.assert_allclose(found["backward"], expected.backward, **TOLERANCE)
         assert found["forward_end"] == pytest.approx(expected.forward_end, abs=1e-6)
         assert found["backward_end"] == pytest.approx(expected.backward_end, abs=1e-6)
+        assert found["unknown"] == expected.unknown.tolist() == [token not in WORDS for token in expected.tokens]
+        perplexity = dataclasses.asdict(model.perplexity([expected.tokens]))
+        assert found["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+
+
+def test_the_fields_of_log_probs_are_those_of_its_schema(client):
+    (found,) = post(client, "/log_probs", {"inputs": "the unheard bank"}).json()
+    assert schemas.SentenceLogProbs.model_validate(found, strict=True).model_dump() == found
+    assert found["perplexity"]["num_unknown"] == sum(found["unknown"]) == 1
+
+
+def test_a_perplexity_that_is_too_large_for_a_float_is_null():
+    model = make_model()
+    with torch.no_grad():
+        model.output_layer.bias[WORDS.index("river")] = 1e5
+    with serving(model) as client:
+        (found,) = post(client, "/log_probs", {"inputs": "the bank"}).json()
+    assert found["perplexity"]["both"] is None
+    assert schemas.SentenceLogProbs.model_validate(found).perplexity.known is None
 
 
 def test_substitutes_are_those_of_the_library_for_a_text_and_for_tokens(client, model):

@@ -174,14 +174,34 @@ class LayersResponse(BaseModel):
     vectors: list[Any]
 
 
+class SentencePerplexity(BaseModel):
+    """exp of the mean negative log-probability, boundaries included; null if it is too large for a float.
+
+    `both` is the geometric mean of the two directions; `known` is the same without the `num_unknown` unknown tokens.
+    """
+
+    forward: float | None
+    backward: float | None
+    both: float | None
+    num_tokens: int
+    """Number of predictions in each direction: tokens, and one boundary."""
+    num_unknown: int
+    known: float | None
+
+
 class SentenceLogProbs(BaseModel):
-    """Natural logarithms of the probability of each token, from the tokens before it and from those after it."""
+    """Natural logarithms of the probability of each token, from the tokens before it and from those after it.
+
+    A token that is not in the vocabulary is scored as <UNK>; `unknown` is true for it.
+    """
 
     tokens: list[str]
     forward: list[float]
     backward: list[float]
     forward_end: float
     backward_end: float
+    unknown: list[bool]
+    perplexity: SentencePerplexity
 
 
 class SubstituteWord(BaseModel):

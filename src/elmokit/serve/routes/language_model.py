@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
+from elmokit.inference.scores import TokenLogProbs, perplexity_of
 from elmokit.serve import schemas, wire
 from elmokit.serve.engine import SubstituteQuery
 from elmokit.serve.reader import RequestReader
@@ -26,11 +27,15 @@ def add_language_model(app: FastAPI, reader: RequestReader) -> None:
 
     @app.post("/log_probs", response_model=list[schemas.SentenceLogProbs], tags=["language model"])
     async def log_probs(request: Request, body: schemas.LogProbsRequest) -> Response:
-        """The log-probability of every token, from the tokens before it and from the tokens after it."""
+        """The log-probability of every token, from the tokens before it and from the tokens after it.
+
+        Tokens that are not in the vocabulary are scored as <UNK> and marked. The perplexity of each sentence is given
+        with and without them.
+        """
         reader.check_language_model()
         sentences = await reader.sentences(request, body.inputs, body)
         scores = await reader.before_deadline(engine.log_probs(sentences))
-        return await run_in_threadpool(wire.json_response, scores)
+        return await run_in_threadpool(_log_probs_response, scores)
 
     @app.post("/substitutes", response_model=list[schemas.SubstituteWord], tags=["language model"])
     async def substitutes(request: Request, body: schemas.SubstitutesRequest) -> Response:
@@ -39,6 +44,12 @@ def add_language_model(app: FastAPI, reader: RequestReader) -> None:
         query = _substitute_query(body, engine.model.tokenizer)
         await reader.sentences(request, [query.tokens])  # checks the limits
         return wire.json_response(await reader.before_deadline(engine.substitutes(query)))
+
+
+def _log_probs_response(scores: list[TokenLogProbs]) -> Response:
+    """The scores of each sentence with its perplexity."""
+    fields = [{**vars(one), "perplexity": perplexity_of([one])} for one in scores]
+    return wire.json_response(fields)
 
 
 def _substitute_query(body: schemas.SubstitutesRequest, tokenizer: Tokenizer) -> SubstituteQuery:

@@ -7,6 +7,7 @@ import { ask } from "./server.js";
 const EXAMPLE = ["He sat on the bank of the river and watched the water.", "The bank of England raised its interest umbrellas."].join("\n");
 const MOST_BITS = 20; // that the colours tell apart
 const NUM_WORDS = 12;
+const UNKNOWN = "not in the vocabulary: scored as <UNK>";
 
 export function nextPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
@@ -32,6 +33,7 @@ export function nextPanel(section, info, changed) {
         backward: answer.backward.map(bits),
         end: bits(answer.forward_end),
         start: bits(answer.backward_end),
+        unknown: answer.unknown,
       })),
     };
     clamp();
@@ -66,25 +68,44 @@ export function nextPanel(section, info, changed) {
 
   function draw() {
     find(".strips").replaceChildren(...seen.sentences.map(strip));
+    find(".unknown-key").hidden = !seen.sentences.some(({ unknown }) => unknown.includes(true));
     drawBars();
     if (seen.sentences[chosen.sentence].tokens.length) fill();
   }
 
-  function strip({ tokens, forward, backward, start, end }, sentence) {
-    const mean = (values, last) => (values.reduce((sum, x) => sum + x, 0) + last) / (values.length + 1);
+  function strip({ tokens, forward, backward, start, end, unknown }, sentence) {
     const item = make("li");
     const row = make("div", { class: "strip" });
     row.append(cell("start", null, start, "the start of the sentence"));
     for (const [place, token] of tokens.entries()) {
       const isChosen = sentence === chosen.sentence && place === chosen.place;
-      const button = make("button", { type: "button", "aria-pressed": `${isChosen}`, "aria-label": `${token}: ${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`, on: { click: () => choose(sentence, place) } });
+      const label = `${token}: ${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`;
+      const button = make("button", {
+        type: "button",
+        class: unknown[place] ? "unknown" : null,
+        title: unknown[place] ? UNKNOWN : null,
+        "aria-pressed": `${isChosen}`,
+        "aria-label": unknown[place] ? `${label}, ${UNKNOWN}` : label,
+        on: { click: () => choose(sentence, place) },
+      });
       button.append(...halves(token, forward[place], backward[place]));
       row.append(button);
     }
     row.append(cell("end", end, null, "the end of the sentence"));
-    const [f, b] = [mean(forward, end), mean(backward, start)];
-    item.append(row, make("p", { class: "soft", text: `Forward ${f.toFixed(2)} bits per token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}.` }));
+    const count = unknown.filter(Boolean).length;
+    const means = [`Forward ${meansOf([...forward, end], [...backward, start])}.`];
+    if (count) {
+      const known = (values) => values.filter((_, place) => !unknown[place]);
+      const name = count === 1 ? "the unknown token" : `the ${count} unknown tokens`;
+      means.push(`Without ${name}: forward ${meansOf([...known(forward), end], [...known(backward), start])}.`);
+    }
+    item.append(row, ...means.map((text) => make("p", { class: "soft", text })));
     return item;
+  }
+
+  function meansOf(forward, backward) {
+    const [f, b] = [forward, backward].map((values) => values.reduce((sum, x) => sum + x, 0) / values.length);
+    return `${f.toFixed(2)} bits per token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}`;
   }
 
   function cell(name, forward, backward, title) {
@@ -106,10 +127,10 @@ export function nextPanel(section, info, changed) {
   }
 
   function drawBars() {
-    const { tokens, forward, backward } = seen.sentences[chosen.sentence];
+    const { tokens, forward, backward, unknown } = seen.sentences[chosen.sentence];
     find(".bars").style.minWidth = `${60 + 34 * tokens.length}px`;
     twoWayBars(find(".bars canvas"), {
-      names: tokens,
+      names: tokens.map((token, place) => (unknown[place] ? `${token} <UNK>` : token)),
       up: forward,
       down: backward,
       upName: "forward",
