@@ -39,6 +39,7 @@ from elmokit.probes import (
     read_mixes,
     read_report,
     run_probes,
+    sentence_perplexity,
     text_perplexity,
 )
 from elmokit.spans import SpanAttention, mean_of_spans, pad_spans, to_token_spans
@@ -234,6 +235,9 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         }),
         "read_report": Call(read_report, {"path": missing}, {"path": "path"}),
         "text_perplexity": Call(text_perplexity, {"model": model, "path": missing}, {"model": "model", "path": "path"}),
+        "sentence_perplexity": Call(sentence_perplexity, {"model": model, "path": missing}, {
+            "model": "model", "path": "path", "num_tokens": "integer", "progress": "function",
+        }),
         "read_mixes": Call(read_mixes, {"folders": [missing]}, {"folders": "paths"}),
         "summarize": Call(summarize, {"folders": [missing], "out": missing}, {"folders": "paths", "out": "path"}),
         "find_files": Call(find_files, {"paths": missing}, {"paths": "paths"}),
@@ -306,8 +310,8 @@ SWEEP = [
 ]
 NO_FILES = {  # their arguments name a file that does not exist
     "ELMo.from_pretrained", "ELMo.from_files", "ELMo.export_token_embeddings", "Vocabulary.load", "tasks.train",
-    "tasks.load_task", "pretrain", "finetune", "read_report", "text_perplexity", "read_mixes", "summarize",
-    "find_files", "prepare", "Corpus.open", "read_bio",
+    "tasks.load_task", "pretrain", "finetune", "read_report", "text_perplexity", "sentence_perplexity", "read_mixes",
+    "summarize", "find_files", "prepare", "Corpus.open", "read_bio",
 }  # fmt: skip
 # an argument that the message calls by another name: that of the rule, or of its first element
 ALIASES = {"name": "name|tokenizer|model", "ids": "ids|batch_to_ids"}

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 import sys
 import xml.etree.ElementTree as ElementTree
+from statistics import fmean
 
 import pytest
 from probe_data import (
@@ -23,9 +25,11 @@ from elmokit.probes import (
     read_report,
     report,
     run_probes,
+    sentence_perplexity,
     suite,
     text_perplexity,
 )
+from elmokit.text import tokenize
 
 
 def conllu(seed):
@@ -170,6 +174,99 @@ def test_a_text_is_cut_as_the_model_cuts_it(model, tmp_path, name):
     assert (found.both, found.num_tokens) == (pytest.approx(expected.both, rel=1e-5), len(tokens) + 1)
 
 
+def test_single_sentences_are_taken_from_the_start_until_there_are_enough_tokens(model, tmp_path, monkeypatch):
+    lines = ["the bank lent money .", "", "an old unheard-of boat", "to the old bank, glorp", "money", "never read"]
+    write(tmp_path / "text.txt", "\n".join(lines) + "\n")
+    monkeypatch.setattr(suite, "SENTENCES_AT_ONCE", 2)
+    said = []
+    found = sentence_perplexity(
+        model, tmp_path / "text.txt", num_tokens=10, progress=lambda done, total: said.append((done, total))
+    )
+    chosen = [tokenize(lines[0]), tokenize(lines[2]), tokenize(lines[3])]
+    assert (found.num_sentences, found.num_tokens) == (3, sum(map(len, chosen))) == (3, 15)
+    assert said[-1] == (15, 15)
+    assert len(said) == 2
+    losses, known, num_unknown = [], [], 0
+    for sentence in chosen:
+        (scores,) = model.log_probs([sentence])
+        ends = [scores.forward_end, scores.backward_end]
+        losses += ends
+        known += ends
+        for token, *both in zip(sentence, scores.forward, scores.backward, strict=True):
+            losses += both
+            known += both if token in WORDS else []
+            num_unknown += token not in WORDS
+    assert found.unknown == pytest.approx(100 * num_unknown / 15)
+    assert found.perplexity.num_unknown == num_unknown >= 2
+    assert found.perplexity.both == pytest.approx(math.exp(-fmean(losses)), rel=1e-5)
+    assert found.perplexity.known == pytest.approx(math.exp(-fmean(known)), rel=1e-5)
+
+
+def test_a_text_that_is_shorter_is_scored_completely_and_one_sentence_is_as_in_running_text(model, tmp_path):
+    write(tmp_path / "text.txt.gz", "the bank lent glorps .\n")
+    running = text_perplexity(model, tmp_path / "text.txt.gz")
+    found = sentence_perplexity(model, tmp_path / "text.txt.gz")
+    assert dataclasses.asdict(found.perplexity) == pytest.approx(dataclasses.asdict(running), rel=1e-5)
+    assert (found.num_sentences, found.num_tokens, found.unknown) == (1, 5, 20.0)
+
+
+def test_a_text_without_sentences_has_no_perplexity_of_sentences(model, tmp_path):
+    write(tmp_path / "empty.txt", "\n\n")
+    with pytest.raises(ValueError, match=r"there is no sentence in .*empty\.txt"):
+        sentence_perplexity(model, tmp_path / "empty.txt")
+
+
+def old_report(kept):
+    """The report as version 0.2 wrote it: the perplexity of running text, in both directions."""
+    content = dataclasses.asdict(kept)
+    fields = ("forward", "backward", "both", "num_tokens")
+    texts = content["probes"]["perplexity"]["result"]
+    content["probes"]["perplexity"]["result"] = {name: {key: one[key] for key in fields} for name, one in texts.items()}
+    content["probes"]["perplexity"]["data"] = "0" * 64
+    return content
+
+
+def test_perplexities_with_and_without_unknown_tokens_are_in_the_tables_and_old_reports_are_read(
+    model_folder, model, tmp_path
+):
+    write(tmp_path / "text.txt", "the bank lent glorps .\nmoney of the bank\n")
+    arguments = ["--model", model_folder, "--heldout", tmp_path / "text.txt", "--only", "perplexity"]
+    out = tmp_path / "out"
+    invoke(*arguments, "--out", out)
+    kept = read_report(out / "probe.json")
+    result = kept.probes["perplexity"]["result"]["text.txt"]
+    expected = model.perplexity(["the bank lent glorps .", "money of the bank"])
+    running, singly = (one for one in report.tables(kept) if one.title.startswith("Perplexity"))
+    assert result["sentences"]["perplexity"] == pytest.approx(dataclasses.asdict(expected), rel=1e-5)
+    assert dict(zip(singly.columns, singly.rows[0], strict=True)) == {
+        "text": "text.txt",
+        "both": f"{expected.both:.2f}",
+        "forward": f"{expected.forward:.2f}",
+        "backward": f"{expected.backward:.2f}",
+        "both, without unknown": f"{expected.known:.2f}",
+        "sentences": "2",
+        "tokens": "9",
+        "unknown, %": "11.11",
+    }
+    assert running.rows[0][-2:] == ["11", "1"]
+    assert running.rows[0][4] == f"{result['known']:.2f}"
+
+    write(tmp_path / "old.json", json.dumps(old_report(kept)))
+    old = read_report(tmp_path / "old.json")
+    (table,) = (one for one in report.tables(old) if one.title.startswith("Perplexity"))
+    assert table.rows == [["text.txt", *running.rows[0][1:4], "", "11", ""]]
+    beside = report.comparison([kept, old]).rows
+    assert ["perplexity text.txt, single sentences", f"{expected.both:.2f}", ""] in beside
+    assert ["perplexity text.txt, single sentences, without unknown", f"{expected.known:.2f}", ""] in beside
+    assert "Side by side" in invoke(*arguments, "--beside", tmp_path / "old.json").stdout
+
+    write(out / "probe.json", json.dumps(old_report(kept)))
+    again = invoke(*arguments, "--out", out)  # the figures of single sentences are missing: it runs again
+    assert again.stderr.splitlines()[-1] == "perplexity: done"
+    assert read_report(out / "probe.json").probes["perplexity"]["result"]["text.txt"] == result
+    assert invoke(*arguments, "--out", out).stderr.splitlines()[-1] == "perplexity: kept"
+
+
 def test_words_that_are_not_tokens_of_the_model_are_not_asked_for(model):
     said = []
     by_characters = ELMo(model.bilm, tokenizer="characters")
@@ -179,8 +276,9 @@ def test_words_that_are_not_tokens_of_the_model_are_not_asked_for(model):
 
 
 def test_perplexity_needs_a_softmax(model, tmp_path):
-    with pytest.raises(ValueError, match="no softmax"):
-        text_perplexity(ELMo(model.bilm), tmp_path / "text.txt")
+    for measure in (text_perplexity, sentence_perplexity):
+        with pytest.raises(ValueError, match="no softmax"):
+            measure(ELMo(model.bilm), tmp_path / "text.txt")
 
 
 def test_a_folder_is_asked_for_what_it_holds_and_no_more(folder, tmp_path):

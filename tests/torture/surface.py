@@ -319,6 +319,8 @@ def _probes(world: World) -> Iterator[Target]:
     yield make(
         "probes.text_perplexity", here(probes.text_perplexity, elmo), path=reading(heldout), finite=False, cost=WRITES
     )
+    singly = here(probes.sentence_perplexity, elmo)
+    yield make("probes.sentence_perplexity", singly, path=reading(heldout), finite=False, cost=WRITES)
     folders = given(world.folder, near=(Path("no"), Path("/dev/null")), is_typed=True, words=("folder", "data", "no"))
     yield make("probes.find_probes", probes.find_probes, data=folders, heldout=FIXED)
     yield make("probes.read_report", probes.read_report, path=reading(heldout))

@@ -31,7 +31,7 @@ from elmokit.cli.terminal import (
     "--heldout",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Text to measure the perplexity of; can be repeated.",
+    help="Text to measure the perplexity of, as running text and as single sentences; can be repeated.",
 )
 @click.option("--only", metavar="NAMES", help="Probes to run, as in pos,wsd.  [default: all whose data is given]")
 @click.option("--out", "target", type=click.Path(path_type=Path), help="Folder for probe.json, probe.md and probe.svg.")

@@ -23,7 +23,16 @@ from elmokit.probes.similarity import (
     same_meaning,
     sense_triples,
 )
-from elmokit.probes.suite import PROBES, ProbeReport, find_probes, read_report, run_probes, text_perplexity
+from elmokit.probes.suite import (
+    PROBES,
+    ProbeReport,
+    SentencePerplexity,
+    find_probes,
+    read_report,
+    run_probes,
+    sentence_perplexity,
+    text_perplexity,
+)
 from elmokit.probes.tags import TaggedSplits, TagScores, probe_tags
 
 __all__ = [
@@ -34,6 +43,7 @@ __all__ = [
     "ProbeReport",
     "RatingScores",
     "SenseTriple",
+    "SentencePerplexity",
     "TagScores",
     "TaggedSplits",
     "TaskMixes",
@@ -51,5 +61,6 @@ __all__ = [
     "run_probes",
     "same_meaning",
     "sense_triples",
+    "sentence_perplexity",
     "text_perplexity",
 ]

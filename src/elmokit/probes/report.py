@@ -76,16 +76,17 @@ def tables(report: ProbeReport) -> list[Table]:
         for one in figures
     ]
     results = [Table("What the layers know", ["probe", *_heads(names), "chosen", "without vectors"], summary)]
-    makers = {
-        "perplexity": _perplexity_table,
-        "pos": _tag_table,
-        "wsd": _disambiguation_table,
-        "wic": _threshold_table,
-        "senses": _triple_table,
-        "words": _word_table,
-        "contexts": _context_table,
-    }
-    results += [make(report.probes[name]["result"]) for name, make in makers.items() if name in report.probes]
+    makers = [
+        ("perplexity", _perplexity_table),
+        ("perplexity", _sentence_perplexity_table),
+        ("pos", _tag_table),
+        ("wsd", _disambiguation_table),
+        ("wic", _threshold_table),
+        ("senses", _triple_table),
+        ("words", _word_table),
+        ("contexts", _context_table),
+    ]
+    results += [make(report.probes[name]["result"]) for name, make in makers if name in report.probes]
     return [one for one in results if one.rows]
 
 
@@ -182,6 +183,9 @@ def _headlines(report: ProbeReport) -> dict[str, str]:
     found = {}
     for name, scores in report.probes.get("perplexity", {}).get("result", {}).items():
         found[f"perplexity {name}"] = f"{scores['both']:.2f}"
+        if one := scores.get("sentences"):  # version 0.2 had none
+            found[f"perplexity {name}, single sentences"] = f"{one['perplexity']['both']:.2f}"
+            found[f"perplexity {name}, single sentences, without unknown"] = f"{one['perplexity']['known']:.2f}"
     for one in layer_figures(report):
         if one.best_layer is not None:
             found[f"{one.title}, chosen layer"] = f"{one.layers[one.best_layer]:.2f} ({one.best_layer})"
@@ -199,11 +203,40 @@ def _figure(value: float | None) -> str:
 
 
 def _perplexity_table(result: Mapping[str, Any]) -> Table:
+    """Of running text. Figures of version 0.2 have no unknown tokens."""
     rows = [
-        [name, *(f"{one[key]:.2f}" for key in ("both", "forward", "backward")), f"{one['num_tokens']:,}"]
+        [
+            name,
+            *_perplexities(one),
+            f"{one['num_tokens']:,}",
+            "" if one.get("num_unknown") is None else f"{one['num_unknown']:,}",
+        ]
         for name, one in result.items()
     ]
-    return Table("Perplexity, full softmax", ["text", "both", "forward", "backward", "predictions"], rows)
+    columns = ["text", "both", "forward", "backward", "both, without unknown", "predictions", "unknown"]
+    return Table("Perplexity, full softmax", columns, rows)
+
+
+def _sentence_perplexity_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            *_perplexities(one["perplexity"]),
+            f"{one['num_sentences']:,}",
+            f"{one['num_tokens']:,}",
+            f"{one['unknown']:.2f}",
+        ]
+        for name, text in result.items()
+        if (one := text.get("sentences"))
+    ]
+    columns = ["text", "both", "forward", "backward", "both, without unknown", "sentences", "tokens", "unknown, %"]
+    return Table("Perplexity of single sentences, each from a zero state", columns, rows)
+
+
+def _perplexities(scores: Mapping[str, Any]) -> list[str]:
+    """Both, forward, backward, and both without unknown tokens."""
+    values = [scores.get(key) for key in ("both", "forward", "backward", "known")]
+    return ["" if value is None else f"{value:.2f}" for value in values]
 
 
 def _tag_table(result: Mapping[str, Any]) -> Table:

@@ -26,25 +26,29 @@ from typing import Any
 
 import torch
 
-from elmokit.arguments import check_callable, check_instance, check_path, check_paths, check_string
+from elmokit.arguments import check_callable, check_instance, check_integer, check_path, check_paths, check_string
 from elmokit.corpus import prepare
 from elmokit.corpus.heldout import heldout_perplexity
-from elmokit.corpus.sources import tokenized_of
+from elmokit.corpus.sources import find_files, read_blocks, sentences, tokenized_of
 from elmokit.datasets import read_conllu, read_scws, read_sense_index, read_wic, read_wsd
 from elmokit.files import replacing, sha256_of
-from elmokit.inference.scores import Perplexity
+from elmokit.inference.scores import Perplexity, TokenLogProbs, perplexity_of
 from elmokit.model import ELMo
+from elmokit.network import OutputLayer
 from elmokit.probes.disambiguation import as_phrases, disambiguate
 from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
 from elmokit.probes.senses import SENSE_TRIPLES
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import VIEWS, Progress, view_names
+from elmokit.text import Vocabulary
 
 PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
 # Misspelled, inflected by analogy, or made up; chosen before any model was tried.
 NEW_WORDS = ("goverment", "definately", "Frnace", "beautifull", "untouristy", "googling", "Smithville", "re-electable")
+SENTENCE_TOKENS = 35_000  # of each text whose sentences are scored one by one
+SENTENCES_AT_ONCE = 64
 QUERIES = (
     "The shortstop made a brilliant [play] at second base .",
     "She had a small part in a [play] on Broadway .",
@@ -64,6 +68,18 @@ class ProbeReport:
     machine: dict[str, str]
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Probe -> {"data": SHA-256 of its files, "seconds": …, "date": …, "result": its dataclass as a mapping}."""
+
+
+@dataclass(frozen=True)
+class SentencePerplexity:
+    """The perplexity of the first sentences of a text, each read from a zero state."""
+
+    num_sentences: int
+    num_tokens: int
+    """Number of tokens, without sentence boundaries."""
+    unknown: float
+    """Percentage of the tokens that are not in the vocabulary."""
+    perplexity: Perplexity
 
 
 def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, list[Path]]:
@@ -222,7 +238,13 @@ def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progr
             )
             return asdict(scores)
         case "perplexity":
-            return {path.name: asdict(text_perplexity(model, path, progress=progress)) for path in paths}
+            return {
+                path.name: {
+                    **asdict(text_perplexity(model, path, progress=progress)),
+                    "sentences": asdict(sentence_perplexity(model, path, progress=progress)),
+                }
+                for path in paths
+            }
         case "contexts":
             corpus = [[word for phrase in as_phrases(one) for word in phrase] for one in read_wsd(paths[0])]
             nearest = nearest_in_context(model, QUERIES, corpus, progress=progress)
@@ -241,11 +263,8 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
     Raises:
         ValueError: If the model is not a language model.
     """
-    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    output_layer, vocabulary = _language_model(model)
     check_path("path", path)
-    output_layer, vocabulary = model.output_layer, model.vocabulary
-    if output_layer is None or vocabulary is None:
-        raise ValueError("this model has no softmax, so it is not a language model: load a folder that has one")
     with tempfile.TemporaryDirectory(prefix="elmokit-") as folder:
         corpus = prepare(
             str(path),
@@ -255,7 +274,61 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
             max_characters=model.config.max_characters,
             progress=progress,
         )
-        return heldout_perplexity(model.bilm, output_layer, corpus)
+        return heldout_perplexity(model.bilm, output_layer, corpus, unk_id=vocabulary.unk_id)
+
+
+def sentence_perplexity(
+    model: ELMo, path: Path, *, num_tokens: int = SENTENCE_TOKENS, progress: Progress | None = None
+) -> SentencePerplexity:
+    """Perplexity of the first sentences of a text by the full softmax, each read from a zero state.
+
+    Args:
+        model: A language model, whose tokenizer cuts the text.
+        path: A text file, one sentence per line.
+        num_tokens: Sentences are taken from the start of the text until they have this many tokens.
+        progress: Called after each batch.
+
+    Raises:
+        ValueError: If the model is not a language model, or there is no sentence.
+    """
+    _language_model(model)
+    check_integer("num_tokens", num_tokens, least=1)
+    check_callable("progress", progress)
+    chosen = _first_sentences(Path(check_path("path", path)), model, num_tokens)
+    if not chosen:
+        raise ValueError(f"there is no sentence in {path}")
+    chosen.sort(key=len)  # little padding; the scores do not depend on the batches
+    scores: list[TokenLogProbs] = []
+    done, total = 0, sum(map(len, chosen))
+    for begin in range(0, len(chosen), SENTENCES_AT_ONCE):
+        scores += model.log_probs(chosen[begin : begin + SENTENCES_AT_ONCE])
+        done += sum(map(len, chosen[begin : begin + SENTENCES_AT_ONCE]))
+        if progress is not None:
+            progress(done, total)
+    perplexity = perplexity_of(scores)
+    assert perplexity.num_unknown is not None
+    return SentencePerplexity(len(chosen), total, 100 * perplexity.num_unknown / total, perplexity)
+
+
+def _first_sentences(path: Path, model: ELMo, num_tokens: int) -> list[list[str]]:
+    """The sentences from the start of a text, up to the one that reaches this many tokens."""
+    chosen, count = [], 0
+    for block in read_blocks(find_files(path), None):
+        lines, _ = sentences(block.content, tokenized=tokenized_of(model.tokenizer.name))
+        for tokens in filter(None, lines):
+            chosen.append(tokens)
+            count += len(tokens)
+            if count >= num_tokens:
+                return chosen
+    return chosen
+
+
+def _language_model(model: ELMo) -> tuple[OutputLayer, Vocabulary]:
+    """The output layer and the vocabulary of a model; an error if it has none."""
+    check_instance("model", model, ELMo, "a model, such as ELMo.from_pretrained()")
+    if model.output_layer is None or model.vocabulary is None:
+        raise ValueError("this model has no softmax, so it is not a language model: load a folder that has one")
+    return model.output_layer, model.vocabulary
 
 
 def _reason_against(model: ELMo, probe: str) -> str | None:
@@ -279,8 +352,9 @@ def _digest_weights(model: ELMo) -> str:
 
 def _digest_files(paths: Sequence[Path], probe: str) -> str:
     """SHA-256 of a probe's data, part of which is in this package."""
-    own = {"senses": (SENSE_TRIPLES, VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
+    own: dict[str, Any] = {"senses": (SENSE_TRIPLES, VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
     own |= dict.fromkeys(("wic", "scws", "wsd"), VIEWS)  # figures of version 0.2 had only layers
+    own["perplexity"] = ("single sentences", SENTENCE_TOKENS)  # those of version 0.2 were of running text only
     digest = hashlib.sha256(repr(own.get(probe)).encode())
     for path in paths:
         digest.update(path.name.encode() + bytes.fromhex(sha256_of(path)))
