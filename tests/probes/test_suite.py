@@ -130,7 +130,7 @@ def test_a_stopped_run_resumes_and_only_changed_data_runs_again(model, folder, t
     monkeypatch.setattr(suite, "run_probe", stop)
     with pytest.raises(KeyboardInterrupt):
         run_probes(model, "m", files, keep=kept)
-    assert list(read_report(kept).probes) == ["senses", "words", "wic"]
+    assert list(read_report(kept).probes) == ["senses", "words", "blanks", "wic"]
     monkeypatch.setattr(suite, "run_probe", count)
     run_probes(model, "m", files, keep=kept)
     assert ran == ["scws", "pos", "wsd", "contexts"]
@@ -284,8 +284,8 @@ def test_perplexity_needs_a_softmax(model, tmp_path):
 def test_a_folder_is_asked_for_what_it_holds_and_no_more(folder, tmp_path):
     (folder / "similarity" / "scws" / "ratings.txt").unlink()
     (folder / "wsd" / suite.DEV / f"{suite.DEV}.gold.key.txt").unlink()
-    assert list(find_probes(folder)) == ["senses", "words", "wic", "pos", "contexts"]
-    assert list(find_probes(None)) == ["senses", "words"]
+    assert list(find_probes(folder)) == ["senses", "words", "blanks", "wic", "pos", "contexts"]
+    assert list(find_probes(None)) == ["senses", "words", "blanks"]
     with pytest.raises(ValueError, match="nowhere: there is no such folder"):
         find_probes(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"none\.txt: there is no such file"):

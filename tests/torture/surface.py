@@ -298,6 +298,9 @@ def _probes(world: World) -> Iterator[Target]:
     here = functools.partial
     elmo, heldout = load(world), world.path("heldout.txt")
     yield make("probes.neighbours_of_words", here(probes.neighbours_of_words, elmo))
+    sentences = lambda rng: {text(rng): text(rng)}  # noqa: E731
+    blanks = given({"the [____] .": "bank"}, near=sentences, words=("blank", "sentence", "bracket"))
+    yield make("probes.fill_blanks", here(probes.fill_blanks, elmo), blanks=blanks)
     odd = lambda rng: rng.choice(([], [text(rng)], ["a"], text(rng)))  # noqa: E731
     queries = given(["the [bank] ."], near=odd, words=("query", "queries", "sentence", "brackets"))
     corpus = given([["the", "bank"], ["a", "river"]], near=SENTENCES_KIND.near, words=("sentence", "corpus", "token"))

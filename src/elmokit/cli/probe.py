@@ -56,8 +56,8 @@ def probe(
 ) -> None:
     """Measure what each layer of a model knows.
 
-    Probes: senses and words need no data; wic, scws, pos, wsd and contexts need --data; perplexity needs --heldout. If
-    a run with --out is stopped, the same command resumes it.
+    Probes: senses, words and blanks need no data; wic, scws, pos, wsd and contexts need --data; perplexity needs
+    --heldout. If a run with --out is stopped, the same command resumes it.
     """
     if context.invoked_subcommand is not None:
         if any(context.params.values()):

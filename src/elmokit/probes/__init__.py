@@ -5,12 +5,14 @@ tags.py            parts of speech, by a linear classifier on each layer
 disambiguation.py  word senses, by the nearest sense of SemCor
 similarity.py      WiC, SCWS, triples of sentences
 senses.py          the triples
+blanks.py          everyday sentences with a blank
 neighbours.py      nearest words by letters, nearest words in context
 suite.py           a folder of data -> all of these; finished probes are kept
 report.py          figures -> tables, Markdown, bars
 mixes.py           folders of trained tasks -> the layers that they use, as a heat map
 """
 
+from elmokit.probes.blanks import BLANKS, FilledBlank, fill_blanks
 from elmokit.probes.disambiguation import DisambiguationScores, disambiguate
 from elmokit.probes.mixes import TaskMixes, read_mixes
 from elmokit.probes.neighbours import ContextNeighbour, WordNeighbour, nearest_in_context, neighbours_of_words
@@ -36,10 +38,12 @@ from elmokit.probes.suite import (
 from elmokit.probes.tags import TaggedSplits, TagScores, probe_tags
 
 __all__ = [
+    "BLANKS",
     "PROBES",
     "SENSE_TRIPLES",
     "ContextNeighbour",
     "DisambiguationScores",
+    "FilledBlank",
     "ProbeReport",
     "RatingScores",
     "SenseTriple",
@@ -51,6 +55,7 @@ __all__ = [
     "WordInContextScores",
     "WordNeighbour",
     "disambiguate",
+    "fill_blanks",
     "find_probes",
     "likeness",
     "nearest_in_context",

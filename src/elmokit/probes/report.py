@@ -84,6 +84,7 @@ def tables(report: ProbeReport) -> list[Table]:
         ("wic", _threshold_table),
         ("senses", _triple_table),
         ("words", _word_table),
+        ("blanks", _blank_table),
         ("contexts", _context_table),
     ]
     results += [make(report.probes[name]["result"]) for name, make in makers if name in report.probes]
@@ -286,6 +287,19 @@ def _triple_table(result: Mapping[str, Any]) -> Table:
 def _word_table(result: Mapping[str, Any]) -> Table:
     rows = [[word, ", ".join(f"{one['word']} {one['cosine']:.2f}" for one in found)] for word, found in result.items()]
     return Table("Words by their letters", ["word", "nearest of the vocabulary"], rows)
+
+
+def _blank_table(result: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            sentence,
+            ", ".join(f"{word} {100 * probability:.0f}%" for word, probability in one["words"].items()),
+            "yes" if one["is_accepted"] else "no",
+        ]
+        for sentence, one in result.items()
+    ]
+    num_accepted = sum(one["is_accepted"] for one in result.values())
+    return Table(f"Blanks: {num_accepted} of {len(rows)} make sense", ["sentence", "words that fit", "accepted"], rows)
 
 
 def _context_table(result: Mapping[str, Any]) -> Table:

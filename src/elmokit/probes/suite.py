@@ -35,6 +35,7 @@ from elmokit.files import replacing, sha256_of
 from elmokit.inference.scores import Perplexity, TokenLogProbs, perplexity_of
 from elmokit.model import ELMo
 from elmokit.network import OutputLayer
+from elmokit.probes.blanks import BLANKS, fill_blanks
 from elmokit.probes.disambiguation import as_phrases, disambiguate
 from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
 from elmokit.probes.senses import SENSE_TRIPLES
@@ -43,7 +44,8 @@ from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import VIEWS, Progress, view_names
 from elmokit.text import Vocabulary
 
-PROBES = ("senses", "words", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
+PROBES = ("senses", "words", "blanks", "wic", "scws", "pos", "wsd", "perplexity", "contexts")  # the quick ones first
+WITHOUT_DATA = ("senses", "words", "blanks")
 DEV, TESTS = "semeval2007", ("senseval2", "senseval3", "semeval2013")
 # Misspelled, inflected by analogy, or made up; chosen before any model was tried.
 NEW_WORDS = ("goverment", "definately", "Frnace", "beautifull", "untouristy", "googling", "Smithville", "re-electable")
@@ -90,7 +92,7 @@ def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, li
         heldout: Text files whose perplexity is measured.
 
     Returns:
-        Probe -> the files that it reads; "senses" and "words" need none.
+        Probe -> the files that it reads; those of WITHOUT_DATA need none.
 
     Raises:
         ValueError: If a folder or file does not exist.
@@ -121,7 +123,7 @@ def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, li
         "perplexity": list(heldout),
         "contexts": semcor,
     }
-    return {name: files.get(name, []) for name in PROBES if name in ("senses", "words") or files[name]}
+    return {name: files.get(name, []) for name in PROBES if name in WITHOUT_DATA or files[name]}
 
 
 def run_probes(
@@ -219,6 +221,8 @@ def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progr
         case "words":
             found = neighbours_of_words(model, NEW_WORDS)
             return {word: [asdict(one) for one in nearest] for word, nearest in found.items()}
+        case "blanks":
+            return {one.sentence: asdict(one) for one in fill_blanks(model)}
         case "wic":
             train, test = (read_wic(path, gold) for path, gold in zip(paths[:2], paths[2:], strict=True))
             return asdict(same_meaning(model, train, test, progress=progress))
@@ -332,9 +336,9 @@ def _language_model(model: ELMo) -> tuple[OutputLayer, Vocabulary]:
 
 
 def _reason_against(model: ELMo, probe: str) -> str | None:
-    if probe == "perplexity" and (model.output_layer is None or model.vocabulary is None):
+    if probe in ("perplexity", "blanks") and (model.output_layer is None or model.vocabulary is None):
         return "left out: the model has no softmax"
-    if probe == "senses" and model.tokenizer.name == "characters":
+    if probe in ("senses", "blanks") and model.tokenizer.name == "characters":
         return "left out: its English words are not tokens of this model, which reads text character by character"
     if probe == "words" and (model.vocabulary is None or model.reads_words):
         return "left out: it needs a model that reads characters and has a vocabulary"
@@ -353,6 +357,7 @@ def _digest_weights(model: ELMo) -> str:
 def _digest_files(paths: Sequence[Path], probe: str) -> str:
     """SHA-256 of a probe's data, part of which is in this package."""
     own: dict[str, Any] = {"senses": (SENSE_TRIPLES, VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
+    own["blanks"] = BLANKS
     own |= dict.fromkeys(("wic", "scws", "wsd"), VIEWS)  # figures of version 0.2 had only layers
     own["perplexity"] = ("single sentences", SENTENCE_TOKENS)  # those of version 0.2 were of running text only
     digest = hashlib.sha256(repr(own.get(probe)).encode())
