@@ -51,7 +51,7 @@ def test_shares_name_the_smallest_one_that_is_as_good_as_all_data_without_elmo(s
     }
     asked = []
 
-    def instead(config, *, seeds, variants, on_progress):
+    def instead(config, *, seeds, variants, jobs, on_progress):
         asked.append((config.share, Path(config.out).name))
         on_progress("none", 1, "somewhere")
         return made_up("ner", scores[config.share])

@@ -16,6 +16,7 @@
     metrics.py      scores
     texts.py        text that a user passes to `predict` -> tokens
     compare.py      the same training with and without ELMo: tables (tables.py) and plots (plots.py)
+    side_by_side.py several trainings at the same time
 
 The tasks themselves: tagging.py, sentiment.py, entailment.py, questions.py, roles.py, coreference.py and pronouns.py,
 which share span_pairs.py; senses.py, with lemmas.py, which finds the words of a dictionary in text.
@@ -43,5 +44,6 @@ TASKS: dict[str, Task[Any, Any]] = {
     "pronouns": pronouns.PRONOUNS,
     "wsd": senses.WSD,
 }
+PACKAGE_TASKS = dict(TASKS)  # those that another process knows too, whatever a script adds to TASKS
 
 __all__ = ["TASKS", "Progress", "Task", "TaskConfig", "TaskResult", "TrainedTask", "load_task", "train"]

@@ -3,6 +3,7 @@
 Input: a `TaskConfig` and seeds. Output: the score of each variant, its mean and spread over the seeds, and the fraction
 of the baseline's errors that it removes; as a table (compare.md), as values (compare.json) and as a plot (compare.svg).
 Every run is a folder under `out`. A comparison that was stopped resumes, and one with more seeds keeps its runs.
+Several runs can be trained at the same time (side_by_side.py).
 
 `compare_shares` does the same with several shares of the training data (the paper's figure 1: shares.md, .json, .svg),
 and `summarize` puts finished comparisons of several tasks into one table (its table 1: summary.md, .json, .svg).
@@ -13,14 +14,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from elmokit.arguments import check_path
+from elmokit.arguments import check_callable, check_instance, check_optional_integer, check_path
 from elmokit.files import replacing, write_json
 from elmokit.settings import to_mapping
 from elmokit.tasks.plots import picture, plot_comparison, plot_shares, plot_summary, require_matplotlib
 from elmokit.tasks.settings import ElmoAt, TaskConfig
+from elmokit.tasks.side_by_side import choose_jobs, train_side_by_side
 from elmokit.tasks.tables import (
     NAMES,
     VALUES_FILE,
@@ -61,48 +64,75 @@ def compare(
     *,
     seeds: Sequence[int] = (1, 2, 3),
     variants: Sequence[ElmoAt] = ("none", "input", "both"),
+    jobs: int | None = None,
     on_progress: Callable[[ElmoAt, int, Progress], None] | None = None,
 ) -> Comparison:
     """Train every variant with every seed, and write table, values and plot.
+
+    If a training fails, the others are stopped. Runs that are finished are kept, and the same call resumes the others.
 
     Args:
         config: The settings; the runs are in folders under `config.out`. `elmo_at` and `seed` are ignored, and `tune`
             is for the variants with ELMo.
         seeds: One training of each variant per seed.
         variants: Where ELMo's vectors are added.
-        on_progress: Called with the variant and the seed that train, and their progress.
+        jobs: Number of trainings that run at the same time, each in a process of its own with one CPU thread. With 1
+            they run in this process, one after the other. None: on a GPU one per CPU core; 1 on a CPU, and if `tune`
+            is set. The results are the same, except for the last digits of sums that several CPU threads add up.
+        on_progress: Called in this process with the variant and the seed that train, and their progress. With several
+            jobs at most ten times per second and training.
 
     Raises:
         ImportError: If matplotlib, or an optional module that the task needs, is not installed.
-        ValueError: If seeds, variants or settings are wrong.
+        ValueError: If seeds, variants, jobs or settings are wrong.
+        RuntimeError: If the process of a training was killed. The message names the training and the signal.
     """
+    seeds, variants = _check(config, seeds, variants, jobs, on_progress)
+    runs = _runs(config, seeds, variants)
+    report = on_progress or (lambda elmo_at, seed, progress: None)
+    jobs = choose_jobs(config, len(runs), jobs)
+    if jobs > 1:
+        keys = list(runs)
+        train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))
+    results: dict[ElmoAt, list[TaskResult]] = {elmo_at: [] for elmo_at in variants}
+    for (elmo_at, seed), run in runs.items():  # those that are finished are read
+        results[elmo_at].append(train(run, on_progress=partial(report, elmo_at, seed)))
+    comparison = _gather(config, tuple(seeds), results)
+    out = Path(config.out)
+    _write(out, "compare", to_mapping(comparison), to_markdown(*comparison_table(comparison)))
+    plot_comparison(comparison, out / "compare.svg")
+    return comparison
+
+
+def _check(
+    config: TaskConfig, seeds: Sequence[int], variants: Sequence[ElmoAt], jobs: int | None, on_progress: object
+) -> tuple[list[int], list[ElmoAt]]:
+    """Check the arguments of a comparison, and return seeds and different variants."""
+    check_instance("config", config, TaskConfig, "the settings of a training, a TaskConfig")
+    check_callable("on_progress", on_progress)
+    check_optional_integer("jobs", jobs)
     unknown = sorted(set(variants) - set(get_args(ElmoAt)))
     if unknown:
         raise ValueError(f"variants are {', '.join(get_args(ElmoAt))}, not {unknown[0]!r}")
     if not seeds or not variants or len(set(seeds)) < len(seeds):
         raise ValueError(f"a comparison needs variants and different seeds, not {list(variants)} and {list(seeds)}")
     require_matplotlib()
-    out = Path(config.out)
-    results: dict[ElmoAt, list[TaskResult]] = {elmo_at: [] for elmo_at in variants}
-    for seed in seeds:
-        for elmo_at in results:
-            run = dataclasses.replace(
-                config,
-                elmo_at=elmo_at,
-                seed=seed,
-                tune=config.tune and elmo_at != "none",
-                out=str(out / f"{elmo_at}-{seed}"),
-            )
+    return list(seeds), list(dict.fromkeys(variants))
 
-            def report(progress: Progress, elmo_at: ElmoAt = elmo_at, seed: int = seed) -> None:
-                if on_progress is not None:
-                    on_progress(elmo_at, seed, progress)
 
-            results[elmo_at].append(train(run, on_progress=report))
-    comparison = _gather(config, tuple(seeds), results)
-    _write(out, "compare", to_mapping(comparison), to_markdown(*comparison_table(comparison)))
-    plot_comparison(comparison, out / "compare.svg")
-    return comparison
+def _runs(config: TaskConfig, seeds: Sequence[int], variants: Sequence[ElmoAt]) -> dict[tuple[ElmoAt, int], TaskConfig]:
+    """The settings of each training of a comparison, by variant and seed, in the order in which they are trained."""
+    return {
+        (elmo_at, seed): dataclasses.replace(
+            config,
+            elmo_at=elmo_at,
+            seed=seed,
+            tune=config.tune and elmo_at != "none",
+            out=str(Path(config.out) / f"{elmo_at}-{seed}"),
+        )
+        for seed in seeds
+        for elmo_at in variants
+    }
 
 
 def _gather(config: TaskConfig, seeds: tuple[int, ...], results: dict[ElmoAt, list[TaskResult]]) -> Comparison:
@@ -136,6 +166,7 @@ def compare_shares(
     *,
     seeds: Sequence[int] = (1, 2, 3),
     variants: Sequence[ElmoAt] = ("none", "input", "both"),
+    jobs: int | None = None,
     on_progress: Callable[[float, ElmoAt, int, Progress], None] | None = None,
 ) -> dict[float, Comparison]:
     """Compare with several shares of the training examples, the smallest first, and write table, values and plot.
@@ -146,6 +177,7 @@ def compare_shares(
         shares: Fractions of the training examples, above 0 and at most 1.
         seeds: One training of each variant per seed.
         variants: Where ELMo's vectors are added.
+        jobs: Number of trainings that run at the same time, as for `compare`; they may be of several shares.
         on_progress: Called with the share, the variant and the seed that train, and their progress.
 
     Returns:
@@ -153,21 +185,27 @@ def compare_shares(
 
     Raises:
         ImportError: If matplotlib, or an optional module that the task needs, is not installed.
-        ValueError: If shares, seeds, variants or settings are wrong.
+        ValueError: If shares, seeds, variants, jobs or settings are wrong.
+        RuntimeError: If the process of a training was killed. The message names the training and the signal.
     """
     if not shares or len(set(shares)) < len(shares) or not all(0 < share <= 1 for share in shares):
         raise ValueError(f"shares are different numbers above 0 and at most 1, not {list(shares)}")
+    seeds, variants = _check(config, seeds, variants, jobs, on_progress)
     out = Path(config.out)
-    comparisons: dict[float, Comparison] = {}
-    for share in sorted(shares):
-
-        def report(elmo_at: ElmoAt, seed: int, progress: Progress, share: float = share) -> None:
-            if on_progress is not None:
-                on_progress(share, elmo_at, seed, progress)
-
-        folder = out if share == 1 else out / f"share-{share:g}"
-        part = dataclasses.replace(config, share=float(share), out=str(folder))
-        comparisons[share] = compare(part, seeds=seeds, variants=variants, on_progress=report)
+    folders = {share: out if share == 1 else out / f"share-{share:g}" for share in sorted(shares)}
+    parts = {
+        share: dataclasses.replace(config, share=float(share), out=str(folder)) for share, folder in folders.items()
+    }
+    runs = {(share, *key): run for share, part in parts.items() for key, run in _runs(part, seeds, variants).items()}
+    report = on_progress or (lambda share, elmo_at, seed, progress: None)
+    jobs = choose_jobs(config, len(runs), jobs)
+    if jobs > 1:
+        keys = list(runs)
+        train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))
+    comparisons = {
+        share: compare(part, seeds=seeds, variants=variants, jobs=1, on_progress=partial(report, share))
+        for share, part in parts.items()
+    }
     page = to_markdown(*share_table(comparisons)) + "".join(f"\n{line}\n" for line in smallest_shares(comparisons))
     _write(out, "shares", {f"{share:g}": to_mapping(one) for share, one in comparisons.items()}, page)
     plot_shares(comparisons, out / "shares.svg")
