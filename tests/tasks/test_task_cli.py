@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from task_examples import write_examples
 from test_compare import made_up, write_comparison
 
+from elmokit.cli import tasks as cli_tasks
 from elmokit.cli.tasks import task as task_group
-from elmokit.tasks import load_task
+from elmokit.tasks import Progress, load_task
 from elmokit.tasks.compare import compare_shares, read_comparison, summarize
 
 
@@ -138,6 +139,23 @@ def test_the_variants_of_a_comparison_can_be_named(arguments, tmp_path):
         run("compare", *arguments, "--variants", "none,top")
 
 
+def test_trainings_at_the_same_time_are_told_apart_and_give_the_same_table(arguments, tmp_path):
+    chosen = ["--seeds", "1", "--variants", "none,input"]
+    options = [*map(str, arguments), *chosen, "--json"]
+    result = CliRunner().invoke(task_group, ["compare", *options, "--jobs", "2"])
+    assert result.exit_code == 0
+    for name in ("baseline", r"\+ ELMo at the input"):
+        assert len(re.findall(rf"^{name}, seed 1: epoch 1  loss \d\.\d+  dev f1 ", result.stderr, re.MULTILINE)) == 1
+    options[options.index(str(tmp_path / "out"))] = str(tmp_path / "one")
+    found, expected = json.loads(result.stdout), json.loads(run("compare", *options, "--jobs", "1"))
+    for comparison in (found, expected):
+        for variant in comparison["variants"]:
+            del variant["seconds"]
+    assert found == expected
+    with pytest.raises(SystemExit):
+        run("compare", *arguments, "--jobs", "0")
+
+
 def test_shares_that_are_none_are_refused_before_anything_trains(arguments, small):
     with pytest.raises(ValueError, match=r"--shares 'half': write numbers with commas between them"):
         run("compare", *arguments, "--shares", "half")
@@ -210,3 +228,32 @@ def test_on_a_terminal_a_bar_shows_vectors_and_epochs(arguments, monkeypatch, ca
     shown = capsys.readouterr().err
     assert "epoch 1" in shown
     assert isinstance(task_group, click.Group)
+
+
+def test_each_training_that_runs_has_a_row_and_the_next_one_takes_the_row_of_one_that_ended(monkeypatch, capsys):
+    monkeypatch.setattr("elmokit.progress.SECONDS_BETWEEN_LINES", 0.0)
+    numbers = iter(range(9))
+    rows = cli_tasks._Rows(2, lambda: next(numbers))
+    assert [rows.find(label) for label in "aababca"] == [0, 0, 1, 0, 1, 0, 1]
+    with cli_tasks._progress(2) as show:
+        for done in (1, 2):
+            for label in ("a: ", "b: "):
+                show(label, Progress("epoch", done, 4, 1, 0.5))
+        show("a: ", Progress("epoch", 4, 4, 1, 0.25, {"f1": 0.5}))
+    assert re.sub(r", [\d,.]+/s, .*? left", "", capsys.readouterr().err).splitlines() == [
+        "a: epoch 1  loss 0.5000: 1 of 4 (25%)",
+        "b: epoch 1  loss 0.5000: 1 of 4 (25%)",
+        "a: epoch 1  loss 0.5000: 2 of 4 (50%)",
+        "b: epoch 1  loss 0.5000: 2 of 4 (50%)",
+        "a: epoch 1  loss 0.2500  dev f1 50.00",
+    ]
+
+
+def test_on_a_terminal_each_training_that_runs_has_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with cli_tasks._progress(2) as show:
+        for label in ("a: ", "b: "):
+            show(label, Progress("epoch", 1, 4, 7, 0.5))
+    shown = capsys.readouterr().err
+    assert "a: epoch 7" in shown
+    assert "b: epoch 7" in shown

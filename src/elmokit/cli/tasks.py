@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elmokit.tasks.settings import ElmoAt
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 LINES_AT_ONCE = 256  # lines of standard input that are predicted together
 
 
@@ -163,32 +164,43 @@ def predict(folder: str, source: str, elmo: str | None, vectors: str | None, dev
     show_default=True,
     help="Where ELMo's vectors are used, as in --elmo-at of `task train`; one table row per name.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of trainings that run at the same time, each with one CPU thread if there are several.  "
+    "[default: on a GPU one per CPU core; 1 on a CPU, or with --tune]",
+)
 @json_option
-def compare(seeds: int, shares: str | None, variants: str, as_json: bool, **options: Any) -> None:
+def compare(seeds: int, shares: str | None, variants: str, jobs: int | None, as_json: bool, **options: Any) -> None:
     """Train a task with and without ELMo, and compare.
 
     The variants are: without ELMo, with ELMo as input, with ELMo as input and output. The table and the plot are
     written to --out.
 
     TASK is the name of a task, RECIPE the name of a recipe of the package (below) or a TOML file. With --shares, train
-    on several fractions of the training data. If a comparison is stopped, the same command resumes it.
+    on several fractions of the training data. If a comparison is stopped, the same command resumes it. If a training
+    fails, the others are stopped.
     """
     from elmokit.settings import to_mapping
     from elmokit.tasks import compare as comparing
+    from elmokit.tasks.side_by_side import choose_jobs
 
-    trainings: dict[str, Any] = {"seeds": range(1, seeds + 1), "variants": variants.split(",")}
+    names, numbers = variants.split(","), None if shares is None else _read_shares(shares)
     config = _read_config(**options)
-    with _progress() as show:
+    jobs = choose_jobs(config, seeds * len(names) * len(numbers or [1]), jobs)
+    trainings: dict[str, Any] = {"seeds": range(1, seeds + 1), "variants": names, "jobs": jobs}
+    with _progress(jobs) as show:
 
         def report(share: float | None, elmo_at: ElmoAt, seed: int, progress: Progress) -> None:
             part = "" if share is None else f"{100 * share:g} %, "
             show(f"{part}{comparing.NAMES[elmo_at]}, seed {seed}: ", progress)
 
-        if shares is None:
+        if numbers is None:
             comparison = comparing.compare(config, **trainings, on_progress=partial(report, None))
             values, table = to_mapping(comparison), comparing.comparison_table(comparison)
         else:
-            comparisons = comparing.compare_shares(config, _read_shares(shares), **trainings, on_progress=report)
+            comparisons = comparing.compare_shares(config, numbers, **trainings, on_progress=report)
             values = {f"{share:g}": to_mapping(one) for share, one in comparisons.items()}
             table = comparing.share_table(comparisons)
     print_table(as_json, values, *table)
@@ -272,9 +284,37 @@ def _format_scores(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
+class _Rows(Generic[T]):
+    """A row of the display for each training that runs; a new training takes the row that was not shown for longest.
+
+    Args:
+        num_rows: Number of trainings that run at the same time.
+        new_row: Makes a row.
+    """
+
+    def __init__(self, num_rows: int, new_row: Callable[[], T]) -> None:
+        self._num_rows, self._new_row = num_rows, new_row
+        self._rows: dict[str, T] = {}
+
+    def find(self, label: str) -> T:
+        """The row of the training with this label."""
+        if label in self._rows:
+            row = self._rows.pop(label)
+        elif len(self._rows) < self._num_rows:
+            row = self._new_row()
+        else:
+            row = self._rows.pop(next(iter(self._rows)))
+        self._rows[label] = row  # the last one is the newest
+        return row
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[str, Progress], None]]:
-    """Reports of a training: a bar on a terminal, else one line per epoch, and lines while an epoch lasts long."""
+def _progress(jobs: int = 1) -> Iterator[Callable[[str, Progress], None]]:
+    """Reports of trainings: bars on a terminal, else one line per epoch, and lines while an epoch lasts long.
+
+    Args:
+        jobs: Number of trainings that run at the same time, each with its bar or its lines.
+    """
 
     def describe(progress: Progress) -> str:
         if progress.stage == "vectors":
@@ -284,9 +324,10 @@ def _progress() -> Iterator[Callable[[str, Progress], None]]:
         return f"epoch {progress.epoch}{loss}{scores}"
 
     if not shows_bars():
-        lines = Lines("", in_bytes=False)
+        rows = _Rows(jobs, lambda: Lines("", in_bytes=False))
 
         def print_line(label: str, progress: Progress) -> None:
+            lines = rows.find(label)
             lines.label = label + describe(progress)
             if progress.done == progress.total:
                 click.echo(lines.label, err=True)
@@ -301,11 +342,13 @@ def _progress() -> Iterator[Callable[[str, Progress], None]]:
 
     columns = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")]
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task("", total=None)
+        bars = _Rows(jobs, lambda: bar.add_task("", total=None))
+        bars.find("")  # a bar also before the first report
 
         def draw(label: str, progress: Progress) -> None:
-            bar.update(shown, completed=progress.done, total=progress.total, description=label + describe(progress))
+            text = label + describe(progress)
+            bar.update(bars.find(label), completed=progress.done, total=progress.total, description=text)
             if progress.scores is not None:
-                bar.console.print(label + describe(progress), highlight=False)
+                bar.console.print(text, highlight=False)
 
         yield draw
