@@ -177,10 +177,9 @@ class _Worker:
             return
         training = f"{self.config.out}: the process of this training"
         if status < 0:
-            hint = (
-                " The memory may be too small: pass a smaller jobs." if -status == getattr(signal, "SIGKILL", 0) else ""
-            )
-            raise RuntimeError(f"{training} was killed by {_signal_name(-status)}. The same call resumes it.{hint}")
+            name = _signal_name(-status)
+            hint = " If there is too little memory, pass a smaller jobs." if name == "SIGKILL" else ""
+            raise RuntimeError(f"{training} was killed by {name}. The same call resumes it.{hint}")
         raise RuntimeError(f"{training} ended with exit status {status}. The same call resumes it.")
 
     def ask_to_stop(self) -> None:
@@ -222,7 +221,7 @@ def _read_error(message: dict[str, Any], config: TaskConfig, jobs: int) -> Excep
     """The exception of a training, with a note that has its traceback."""
     error: Exception = pickle.loads(base64.b64decode(message["error"]))
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-        error = type(error)(f"{config.out}: {error} Up to {jobs} trainings run at the same time: pass a smaller jobs.")
+        error.args = (f"{config.out}: {error} Up to {jobs} trainings run at the same time: pass a smaller jobs.",)
     error.add_note(f"In the process of the training {config.out}:\n{message['traceback']}")
     return error
 
