@@ -45,7 +45,9 @@ def test_the_perplexity_of_strings_is_that_of_a_corpus_prepared_with_the_same_to
     (tmp_path / "heldout.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     corpus = prepare(tmp_path / "heldout.txt", tmp_path / "corpus", vocabulary=model.vocabulary, tokenized="characters")
     # as many rows as sentences: each starts from a zero state
-    by_corpus = heldout_perplexity(model.bilm, model.output_layer, corpus, batch_size=len(LINES))
+    by_corpus = heldout_perplexity(
+        model.bilm, model.output_layer, corpus, batch_size=len(LINES), unk_id=model.vocabulary.unk_id
+    )
     by_strings = model.perplexity(LINES)
     assert by_corpus.num_tokens == by_strings.num_tokens == 3 * (5 + 1)
     assert dataclasses.astuple(by_corpus) == pytest.approx(dataclasses.astuple(by_strings), rel=1e-5)
