@@ -159,7 +159,9 @@ def test_a_model_of_other_weights_takes_nothing_from_the_report_that_is_there(mo
 def test_the_perplexity_of_one_sentence_is_that_of_the_language_model(model, tmp_path):
     write(tmp_path / "text.txt", "the bank lent money to an old boat .\n")
     expected = model.perplexity(["the bank lent money to an old boat ."])
-    found = text_perplexity(model, tmp_path / "text.txt")
+    said = []
+    found = text_perplexity(model, tmp_path / "text.txt", progress=lambda *counts: said.append(counts))
+    assert said[-1] == (expected.num_tokens, expected.num_tokens) == (10, 10)
     assert (found.both, found.forward) == pytest.approx((expected.both, expected.forward), rel=1e-5)
 
 

@@ -26,6 +26,7 @@ from elmokit.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from elmokit.corpus import Corpus
     from elmokit.inference.scores import Perplexity, TokenLogProbs
     from elmokit.model import ELMo
 
@@ -102,24 +103,31 @@ def _corpus_perplexity(elmo: ELMo, text: tuple[str, ...], tokenized: bool) -> Pe
     import tempfile
 
     from elmokit.corpus import Corpus, prepare
+
+    if len(text) == 1 and Path(text[0]).is_dir():
+        return _prepared_perplexity(elmo, Corpus.open(text[0], vocabulary=elmo.vocabulary))
+    assert elmo.vocabulary is not None
+    with tempfile.TemporaryDirectory(prefix="elmokit-") as folder:
+        with progress_bar("reading", None) as advance:
+            corpus = prepare(
+                text,
+                folder,
+                vocabulary=elmo.vocabulary,
+                tokenized=tokenized_for(elmo, tokenized),
+                max_characters=elmo.config.max_characters,
+                progress=advance.to,
+            )
+        return _prepared_perplexity(elmo, corpus)
+
+
+def _prepared_perplexity(elmo: ELMo, corpus: Corpus) -> Perplexity:
     from elmokit.corpus.heldout import heldout_perplexity
 
     assert elmo.output_layer is not None
     assert elmo.vocabulary is not None
-    unk_id = elmo.vocabulary.unk_id
-    if len(text) == 1 and Path(text[0]).is_dir():
-        corpus = Corpus.open(text[0], vocabulary=elmo.vocabulary)
-        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus, unk_id=unk_id)
-    with tempfile.TemporaryDirectory(prefix="elmokit-") as folder, progress_bar("reading", None) as advance:
-        corpus = prepare(
-            text,
-            folder,
-            vocabulary=elmo.vocabulary,
-            tokenized=tokenized_for(elmo, tokenized),
-            max_characters=elmo.config.max_characters,
-            progress=advance.to,
-        )
-        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus, unk_id=unk_id)
+    with progress_bar("scoring", corpus.num_pairs, in_bytes=False) as advance:
+        unk_id = elmo.vocabulary.unk_id
+        return heldout_perplexity(elmo.bilm, elmo.output_layer, corpus, unk_id=unk_id, progress=advance.to)
 
 
 def _print_sentence_perplexities(elmo: ELMo, paths: tuple[str, ...], tokenized: bool, as_json: bool) -> None:

@@ -6,6 +6,8 @@ Output: a `Perplexity`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -25,6 +27,7 @@ def heldout_perplexity(
     batch_size: int = 32,
     unroll: int = 20,
     unk_id: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
     """The perplexity of a prepared corpus, with the full softmax and the state carried.
 
@@ -35,6 +38,7 @@ def heldout_perplexity(
         batch_size: Number of rows that the text is split into.
         unroll: Number of tokens per row and batch. It changes the memory needed, not the result.
         unk_id: Id of <UNK> in the vocabulary, to count the unknown tokens and to measure the perplexity without them.
+        progress: Called after each batch with the number of predictions done in each direction, and of all.
 
     Raises:
         ValueError: If the corpus was prepared with a larger vocabulary.
@@ -68,6 +72,8 @@ def heldout_perplexity(
                 known = weights * (targets != unk_id).astype(np.float32)
                 known_sums += (log_probs * torch.from_numpy(known).to(device)).sum(dim=(1, 2), dtype=torch.float64)
                 num_unknown += int((batch.weights * (batch.forward_targets == unk_id)).sum())
+            if progress is not None:
+                progress(count, corpus.num_pairs)
     forward, backward = sums.tolist()
     if unk_id is None:
         return perplexity_of_sums(forward, backward, count)

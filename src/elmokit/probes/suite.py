@@ -262,7 +262,7 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
     Args:
         model: A language model, whose tokenizer cuts the text.
         path: A text file, one sentence per line.
-        progress: Called while the text is prepared.
+        progress: Called while the text is prepared, with bytes; then after each batch, with predictions.
 
     Raises:
         ValueError: If the model is not a language model.
@@ -278,7 +278,7 @@ def text_perplexity(model: ELMo, path: Path, *, progress: Progress | None = None
             max_characters=model.config.max_characters,
             progress=progress,
         )
-        return heldout_perplexity(model.bilm, output_layer, corpus, unk_id=vocabulary.unk_id)
+        return heldout_perplexity(model.bilm, output_layer, corpus, unk_id=vocabulary.unk_id, progress=progress)
 
 
 def sentence_perplexity(
