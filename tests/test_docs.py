@@ -37,7 +37,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 # libraries that a page or an example may stand on, beyond the core
-HOSTS = {"flair", "onnxruntime", "ray", "sentence_transformers", "sklearn", "spacy", "transformers"}
+HOSTS = {"flair", "onnxruntime", "playwright", "ray", "sentence_transformers", "sklearn", "spacy", "transformers"}
 OTHER_TESTS = {"serving.md": "tests/test_serve_process.py", "bank.py": "tests/test_english.py"}  # they run these
 NOT_HERE = ("pip install", "make ", "git ", ".venv/bin/pre-commit")  # made by the environment that runs this test
 
@@ -89,6 +89,9 @@ def skip_without_hosts(file):
     for host in sorted(HOSTS.intersection(imported)):
         if importlib.util.find_spec(host) is None:
             pytest.skip(f"{file.name} needs {host}, which is not installed here")
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    if "playwright" in imported and not (os.environ.get("ELMOKIT_CHROMIUM") or any(map(shutil.which, browsers))):
+        pytest.skip(f"{file.name} needs Chromium, which is not installed here")
 
 
 @pytest.fixture(scope="module")
