@@ -1,14 +1,15 @@
-"""The figures of docs/how-elmo-works.md and docs/sense-vectors.md, drawn from the English model and from its card.
+"""The figures of docs/how-elmo-works.md, docs/sense-vectors.md and docs/pretraining.md that show the English model.
 
     python examples/figures.py                  # into docs/img
     python examples/figures.py OTHER_FOLDER
 
-Input: the embedded model, and the figures of its card. Output: works-*.svg: a word on its path through the model, the
-word "bank" in six sentences view by view, what each view knows, what a word's slot and surroundings are, and how
-surprised the model is by each word. No number is written by hand. Needs matplotlib (`pip install "elmokit[plot]"`) and
-some seconds.
+Input: the embedded model, the figures of its card, and the losses of its training (docs/results). Output: works-*.svg:
+a word on its path through the model, the word "bank" in six sentences view by view, what each view knows, what a word's
+slot and surroundings are, and how surprised the model is by each word; english-curve.svg: the loss. No number is
+written by hand. Needs matplotlib (`pip install "elmokit[plot]"`) and some seconds.
 """
 
+import json
 import math
 import re
 import sys
@@ -244,19 +245,44 @@ def draw_surprise(model: ELMo) -> Figure:
     return figure
 
 
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def draw_training() -> Figure:
+    """Loss and learning rate of the English model's training, which ran in parts."""
+    file = Path(__file__).parent.parent / "docs" / "results" / "english-training.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    figure, axes = pyplot.subplots(figsize=(7.2, 3.4), layout="constrained")
+    rate_axes = axes.twinx()
+    for part in sorted({record["part"] for record in records}):
+        rows = [record for record in records if record["part"] == part]
+        steps = [row["step"] for row in rows]
+        axes.plot(steps, [row["loss"] for row in rows], color=FORWARD, linewidth=1.6)
+        rate_axes.plot(steps, [row["learning_rate"] for row in rows], color=BACKWARD, linewidth=1, linestyle=":")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", ylim=(3.5, 4.3))
+    axes.yaxis.label.set_color(FORWARD)
+    rate_axes.set(ylabel="learning rate", ylim=(0, None))
+    rate_axes.yaxis.label.set_color(BACKWARD)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    for one in (axes, rate_axes):
+        one.spines["top"].set_visible(False)
+    return figure
+
+
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/img")
     folder.mkdir(parents=True, exist_ok=True)
     model = ELMo.from_pretrained()
     with matplotlib.rc_context(STYLE):
         for name, figure in {
-            "path": draw_path(model),
-            "senses": draw_senses(model),
-            "roles": draw_roles(),
-            "slot": draw_slot(model),
-            "surprise": draw_surprise(model),
+            "works-path": draw_path(model),
+            "works-senses": draw_senses(model),
+            "works-roles": draw_roles(),
+            "works-slot": draw_slot(model),
+            "works-surprise": draw_surprise(model),
+            "english-curve": draw_training(),
         }.items():
-            target = folder / f"works-{name}.svg"
+            target = folder / f"{name}.svg"
             figure.savefig(target, format="svg", metadata={"Date": None}, bbox_inches="tight")
             pyplot.close(figure)
             print(target)

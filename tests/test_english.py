@@ -76,4 +76,4 @@ def test_the_demo_tells_its_story_of_it():
     script = Path(__file__).parent.parent / "examples" / "bank.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "5 of 6 find their own sense; by layer 2, 3." in " ".join(done.stdout.split())
+    assert "6 of 6 find their own sense; by layer 2, 6." in " ".join(done.stdout.split())
