@@ -206,7 +206,8 @@ def test_trainings_stop_with_the_process_that_started_them_and_resume(small, tmp
     config, whole = small(**settings), small(out=str(tmp_path / "whole"), seed=2, **settings)
     script = tmp_path / "script.py"
     script.write_text(  # it has no `if __name__ == "__main__"`
-        "import json, sys\nfrom elmokit.tasks import TaskConfig\nfrom elmokit.tasks.compare import compare\n"
+        "import json, signal, sys\nfrom elmokit.tasks import TaskConfig\nfrom elmokit.tasks.compare import compare\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored if the tests run as a background job
         "compare(TaskConfig(**json.loads(sys.argv[1])), seeds=[1, 2], variants=['none'], jobs=2,\n"
         "        on_progress=lambda at, seed, progress: print(seed, progress.epoch, flush=True))\n"
     )
