@@ -200,7 +200,9 @@ def test_a_training_that_is_killed_is_named_with_its_signal_and_resumes(small, t
 
 
 @posix_only
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_trainings_stop_with_the_process_that_started_them_and_resume(small, tmp_path, number):
     settings = {"dropout": 0.3, "epochs": 30, "patience": 30, "elmo_at": "none"}
     config, whole = small(**settings), small(out=str(tmp_path / "whole"), seed=2, **settings)
