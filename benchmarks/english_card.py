@@ -15,7 +15,7 @@ from typing import Any
 
 from elmokit.files import replacing
 from elmokit.probes import ProbeReport, read_report
-from elmokit.probes.report import Table, plot, tables
+from elmokit.probes.report import plot, tables, to_markdown
 
 ROOT = Path(__file__).parent.parent
 CARD = ROOT / "src" / "elmokit" / "models" / "en" / "README.md"
@@ -64,11 +64,6 @@ def card(text: str, report: ProbeReport) -> str:
         title = re.sub(r"\d+", r"\\d+", re.escape(table.title))  # the number of accepted blanks may change
         text = replace_once(rf"### {title}\n\n(?:\|.*\n)+", f"### {table.title}\n\n{to_markdown(table)}\n", text)
     return text
-
-
-def to_markdown(table: Table) -> str:
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def readme(text: str, results: dict[str, Any], rows: tuple[str, ...]) -> str:

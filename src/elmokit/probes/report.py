@@ -109,10 +109,15 @@ def markdown(report: ProbeReport) -> str:
     dates = sorted({probe["date"] for probe in report.probes.values()})
     parts = [f"# Probes of {report.model}", f"Weights {report.weights[:16]}; {machine}; {' to '.join(dates)}; {times}."]
     for table in tables(report):
-        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-        parts += [f"## {table.title}", "\n".join(f"| {' | '.join(line)} |" for line in cells)]
+        parts += [f"## {table.title}", to_markdown(table)]
     return "\n\n".join(parts) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """The columns and rows of a table, without its title."""
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = (
