@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -90,10 +90,7 @@ def compare(
     seeds, variants = _check(config, seeds, variants, jobs, on_progress)
     runs = _runs(config, seeds, variants)
     report = on_progress or (lambda elmo_at, seed, progress: None)
-    jobs = choose_jobs(config, len(runs), jobs)
-    if jobs > 1:
-        keys = list(runs)
-        train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))
+    _train_together(config, runs, jobs, report)
     results: dict[ElmoAt, list[TaskResult]] = {elmo_at: [] for elmo_at in variants}
     for (elmo_at, seed), run in runs.items():  # those that are finished are read
         results[elmo_at].append(train(run, on_progress=partial(report, elmo_at, seed)))
@@ -133,6 +130,16 @@ def _runs(config: TaskConfig, seeds: Sequence[int], variants: Sequence[ElmoAt]) 
         for seed in seeds
         for elmo_at in variants
     }
+
+
+def _train_together(
+    config: TaskConfig, runs: Mapping[Any, TaskConfig], jobs: int | None, report: Callable[..., None]
+) -> None:
+    """Train all runs, by the arguments of `report` before the progress, if several are to run at the same time."""
+    jobs = choose_jobs(config, len(runs), jobs)
+    if jobs > 1:
+        keys = list(runs)
+        train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))
 
 
 def _gather(config: TaskConfig, seeds: tuple[int, ...], results: dict[ElmoAt, list[TaskResult]]) -> Comparison:
@@ -198,10 +205,7 @@ def compare_shares(
     }
     runs = {(share, *key): run for share, part in parts.items() for key, run in _runs(part, seeds, variants).items()}
     report = on_progress or (lambda share, elmo_at, seed, progress: None)
-    jobs = choose_jobs(config, len(runs), jobs)
-    if jobs > 1:
-        keys = list(runs)
-        train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))
+    _train_together(config, runs, jobs, report)
     comparisons = {
         share: compare(part, seeds=seeds, variants=variants, jobs=1, on_progress=partial(report, share))
         for share, part in parts.items()
