@@ -100,6 +100,8 @@ def test_trees_of_the_sentiment_treebank_are_read(tmp_path):
 @pytest.mark.parametrize("tune", [False, True])
 @pytest.mark.parametrize("name", OURS)
 def test_what_a_gpu_trained_answers_the_same_on_a_cpu(small, name, tune):
+    for module in TASKS[name].requirements:
+        pytest.importorskip(module, reason=f"the task {name} needs {module}")
     config = small(name, device="cuda", elmo_at="both", tune=tune)
     result = train(config)
     metric = TASKS[name].metric
