@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import reference
-from elmokit.corpus import Corpus, prepare
+from elmokit.corpus import Corpus, heldout, prepare
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.inference.runner import Runner
 from elmokit.inference.scores import Scorer, perplexity_of
@@ -143,8 +143,9 @@ def test_no_sentences_give_no_scores_and_no_perplexity(case):
         perplexity_of([])
 
 
-@pytest.mark.parametrize("unroll", [1, 3, 50])
-def test_heldout_perplexity_carries_the_state_through_the_text(case, corpus, unroll):
+@pytest.mark.parametrize(("unroll", "known_forms"), [(1, 65536), (3, 65536), (3, 2), (50, 65536)])
+def test_heldout_perplexity_carries_the_state_through_the_text(case, corpus, unroll, known_forms, monkeypatch):
+    monkeypatch.setattr(heldout, "KNOWN_FORMS", known_forms)
     sentences = [s for s in SENTENCES if s]
     found = heldout_perplexity(case.bilm, case.output, corpus, batch_size=1, unroll=unroll)
     forward = np.concatenate([scores.forward for scores in case.expected(sentences, carry=True)])

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elmokit.network import losses
+from elmokit.network import output as output_module
 from elmokit.network.losses import chunked_softmax_loss, full_softmax_loss, sampled_softmax_loss
 from elmokit.network.output import SCORES_PER_CHUNK, OutputLayer
 from elmokit.network.sampling import LogUniformSampler, Negatives, gather_rows
@@ -110,6 +111,24 @@ def test_log_probs_are_the_log_softmax_at_the_targets_in_any_shape(output, hidde
     found = output.log_probs(hidden[:22].reshape(2, 11, P), targets[:22].reshape(2, 11))
     np.testing.assert_allclose(found.detach().numpy().ravel(), expected[:22], rtol=1e-12)
     assert output.log_probs(hidden[:0], targets[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(("rows_at_once", "words_at_once"), [(7, 5), (1, V), (1000, 1), (256, 512)])
+def test_log_probs_in_blocks_are_the_log_softmax_for_any_size_of_a_block(
+    output, hidden, targets, monkeypatch, rows_at_once, words_at_once
+):
+    monkeypatch.setattr(output_module, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(output_module, "WORDS_AT_ONCE", words_at_once)
+    expected = -written_softmax(*numpy_of(hidden, targets, output.weight, output.bias))
+    layer = OutputLayer(V, P).requires_grad_(False)
+    layer.load_state_dict(output.state_dict())
+    rounded = hidden.detach().float()
+    found = layer.log_probs(rounded, targets)
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-6 * np.abs(expected).max())
+    far = layer.log_probs(1e4 * rounded, targets)  # exp of such scores is infinite
+    expected = -written_softmax(*numpy_of(1e4 * rounded.double(), targets, output.weight, output.bias))
+    np.testing.assert_allclose(far.numpy(), expected, rtol=1e-4, atol=0.1)
+    assert layer.log_probs(rounded[:0], targets[:0]).shape == (0,)
 
 
 def test_log_probs_sum_half_precision_scores_in_float32(output, hidden, targets):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from elmokit.corpus.prepared import Corpus
@@ -17,6 +18,7 @@ from elmokit.inference.scores import Perplexity, perplexity_of_sums
 from elmokit.network import BiLM, OutputLayer
 
 TOKENS_AT_ONCE = 1 << 22  # number of tokens that are counted at a time, to bound the memory
+KNOWN_FORMS = 1 << 16  # number of word forms whose vectors are kept while a text is read
 
 
 def heldout_perplexity(
@@ -53,13 +55,11 @@ def heldout_perplexity(
     state = bilm.initial_state(batch_size)
     sums, count = torch.zeros(2, dtype=torch.float64, device=device), 0
     known_sums, num_unknown = torch.zeros_like(sums), 0
+    form_vectors = _FormVectors(bilm, corpus)
     with torch.no_grad():
         for batch in evaluation_batches(corpus, batch_size=batch_size, unroll=unroll):
             assert batch.weights is not None
-            forms, index = np.unique(stream_layout(batch.forward_inputs, batch.backward_inputs), return_inverse=True)
-            ids = torch.from_numpy(corpus.ids_of(forms, bilm.word_ids)).long()
-            vectors = bilm.embed_words(ids.to(device))  # (N, P)
-            tokens = vectors[torch.from_numpy(index.reshape(2, -1, batch_size)).to(device)]  # (D, T, B, P)
+            tokens = form_vectors(stream_layout(batch.forward_inputs, batch.backward_inputs))  # (D, T, B, P)
             lengths = torch.full((batch_size,), tokens.shape[1], dtype=torch.long, device=device)
             layers, state = bilm.run_layers(tokens, lengths, state)
             targets = stream_layout(batch.forward_targets, batch.backward_targets).astype(np.int64)
@@ -78,6 +78,38 @@ def heldout_perplexity(
     if unk_id is None:
         return perplexity_of_sums(forward, backward, count)
     return perplexity_of_sums(forward, backward, count, num_unknown=num_unknown, known=sum(known_sums.tolist()))
+
+
+class _FormVectors:
+    """Context-free vectors of word forms; each form is encoded once, until there are `KNOWN_FORMS` of them.
+
+    Args:
+        bilm: The network. Its weights must not change.
+        corpus: The corpus of the forms.
+    """
+
+    def __init__(self, bilm: BiLM, corpus: Corpus) -> None:
+        self.bilm, self.corpus = bilm, corpus
+        self._forget()
+
+    def _forget(self) -> None:
+        self._slots = np.full(len(self.corpus.form_targets), -1)  # row of each form in the table; -1: not encoded
+        self._table: torch.Tensor | None = None  # (slots, P)
+
+    def __call__(self, forms: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Forms of any shape -> their vectors (..., P)."""
+        if self._table is not None and len(self._table) > KNOWN_FORMS:
+            self._forget()
+        distinct = np.unique(forms)
+        new = distinct[self._slots[distinct] < 0]
+        if len(new):
+            ids = torch.from_numpy(self.corpus.ids_of(new, self.bilm.word_ids)).long()
+            vectors = self.bilm.embed_words(ids)
+            known = vectors.new_empty(0, vectors.shape[1]) if self._table is None else self._table
+            self._slots[new] = np.arange(len(known), len(known) + len(new))
+            self._table = torch.cat([known, vectors])
+        assert self._table is not None
+        return self._table[torch.from_numpy(self._slots[forms]).to(self._table.device)]
 
 
 def unigram_perplexity(train: Corpus, heldout: Corpus, num_words: int) -> float:

@@ -185,23 +185,28 @@ class Scorer:
     @torch.no_grad()
     def _score(self, sentences: list[list[str]], top: Tensor) -> Iterator[TokenLogProbs]:
         """Scores of each sentence from the top layer (B, T+2, 2P)."""
-        width, vocabulary = self.bilm.config.projection_dim, self.vocabulary
+        vocabulary = self.vocabulary
         targets = np.full((len(sentences), top.shape[1]), vocabulary.eos_id, np.int64)
         targets[:, 0] = vocabulary.bos_id
         for row, sentence in enumerate(sentences):
             targets[row, 1 : len(sentence) + 1] = vocabulary.ids(sentence)
         words = torch.from_numpy(targets).to(top.device)
-        forward = self.output_layer.log_probs(top[:, :-1, :width], words[:, 1:]).double().cpu().numpy()
-        backward = self.output_layer.log_probs(top[:, 1:, width:], words[:, :-1]).double().cpu().numpy()
+        forward_top, backward_top = top.chunk(2, dim=-1)  # (B, T+2, P)
+        # position t predicts the word after it and the word before it; a sentence has T+1 predictions per direction
+        counts = np.array([len(sentence) + 1 for sentence in sentences])
+        is_used = torch.from_numpy(np.arange(top.shape[1] - 1) < counts[:, None]).to(top.device)  # (B, T+1)
+        hidden = torch.cat([forward_top[:, :-1][is_used], backward_top[:, 1:][is_used]])  # (N, P)
+        log_probs = self.output_layer.log_probs(hidden, torch.cat([words[:, 1:][is_used], words[:, :-1][is_used]]))
+        ends = counts.cumsum()[:-1]
+        forward, backward = (np.split(part, ends) for part in log_probs.double().cpu().numpy().reshape(2, -1))
         for row, sentence in enumerate(sentences):
-            num_tokens = len(sentence)
             yield TokenLogProbs(
                 tokens=sentence,
-                forward=forward[row, :num_tokens].copy(),
-                backward=backward[row, 1 : num_tokens + 1].copy(),
-                forward_end=float(forward[row, num_tokens]),
-                backward_end=float(backward[row, 0]),
-                unknown=targets[row, 1 : num_tokens + 1] == vocabulary.unk_id,
+                forward=forward[row][:-1].copy(),
+                backward=backward[row][1:].copy(),
+                forward_end=float(forward[row][-1]),
+                backward_end=float(backward[row][0]),
+                unknown=targets[row, 1 : len(sentence) + 1] == vocabulary.unk_id,
             )
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elmokit.kernels import check_dtype
+from elmokit.kernels import check_dtype, cpu
+
+ROWS_AT_ONCE, WORDS_AT_ONCE = 256, 512  # on a CPU: a block of scores that stays in the cache of a core
 
 # Default number of scores that are held at a time: 256 MiB in float32 on a CPU, and 1 GiB on a GPU, where more chunks
 # would cost time because each adds to the (C, P) gradient.
@@ -57,7 +59,7 @@ class OutputLayer(nn.Module):
         return F.linear(hidden, self.weight.to(hidden.dtype), self.bias.to(hidden.dtype))
 
     def log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Log-probability of each target. Only one chunk of scores is held at a time.
+        """Log-probability of each target. Only one block of scores is held at a time.
 
         Args:
             hidden: (..., P).
@@ -70,13 +72,45 @@ class OutputLayer(nn.Module):
             ValueError: If an id is outside the vocabulary (checked on the CPU only).
         """
         flat_hidden, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-        chunk = chunk_size(None, self.num_words, hidden)
         check_range("target", flat_targets, self.num_words)
-        losses = []
+        weights = (self.weight, self.bias)
+        is_training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, *weights))
+        if hidden.device.type == "cpu" and hidden.dtype == self.weight.dtype == torch.float32 and not is_training:
+            check_dtype(hidden)
+            return block_log_probs(flat_hidden, flat_targets, *weights).reshape(targets.shape)
+        chunk, losses = chunk_size(None, self.num_words, hidden), []
         for part, words in zip(torch.split(flat_hidden, chunk), torch.split(flat_targets, chunk), strict=True):
             logits = self.logits(part)  # (chunk, V)
             losses.append(F.cross_entropy(logits.to(accumulation_dtype(logits)), words, reduction="none"))
         return -torch.cat(losses).reshape(targets.shape)
+
+
+def block_log_probs(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Log-probability of each target, without gradients, for a CPU.
+
+    All scores of a row do not fit into the cache: writing and reading them takes longer than their product. Here a
+    block of scores is summed while it is in the cache, and each half of the rows has a thread with half of the cores.
+
+    Args:
+        hidden: (N, P).
+        targets: (N,) word ids.
+        weight: (V, P).
+        bias: (V,).
+
+    Returns:
+        (N,).
+    """
+    scores = torch.linalg.vecdot(hidden, weight.detach()[targets]) + bias.detach()[targets]  # (N,)
+    blocks = list(zip(weight.detach().split(WORDS_AT_ONCE), bias.detach().split(WORDS_AT_ONCE), strict=True))
+
+    def run(rows: Tensor, found: Tensor) -> None:
+        for part, result in zip(rows.split(ROWS_AT_ONCE), found.split(ROWS_AT_ONCE), strict=True):
+            sums = [torch.addmm(some_bias, part, some.t()).logsumexp(dim=1) for some, some_bias in blocks]
+            result -= torch.stack(sums).logsumexp(dim=0)
+
+    halves = list(zip(hidden.tensor_split(2), scores.tensor_split(2), strict=True))
+    cpu.in_parallel(lambda half: run(*halves[half]), 2)
+    return scores
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
