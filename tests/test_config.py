@@ -98,6 +98,8 @@ def test_a_word_level_model_has_no_rules_about_characters():
         BiLMConfig(),
         BiLMConfig(cell_clip=None, activation="tanh", filters=((2, 5),), skip_connections=False),
         BiLMConfig(num_words=7, bos_id=3, eos_id=4),
+        BiLMConfig(architecture="transformer"),
+        BiLMConfig(architecture="transformer", projection_dim=64, num_heads=4, feedforward_dim=9, attention_window=7),
     ],
 )
 def test_a_configuration_comes_back_from_json_as_it_went(config):
@@ -109,7 +111,37 @@ def test_a_mapping_holds_plain_json_values():
     values = to_mapping(BiLMConfig(filters=((1, 4), (2, 6))))
     assert values["filters"] == [[1, 4], [2, 6]]
     assert values["num_words"] is None
-    assert set(values) == {field.name for field in dataclasses.fields(BiLMConfig)}
+    of_other_architectures = {"architecture", "num_heads", "feedforward_dim", "attention_window"}
+    assert set(values) == {field.name for field in dataclasses.fields(BiLMConfig)} - of_other_architectures
+
+
+def test_a_mapping_of_a_transformer_has_no_field_of_an_lstm():
+    values = to_mapping(BiLMConfig(architecture="transformer"))
+    assert values["architecture"] == "transformer"
+    of_lstms = {"cell_dim", "cell_clip", "proj_clip", "skip_connections"}
+    assert set(values) == {field.name for field in dataclasses.fields(BiLMConfig)} - of_lstms
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_heads": 4}, 'num_heads is 4, but architecture is "lstm": only "transformer" has num_heads'),
+        ({"attention_window": 9}, 'attention_window is 9, but architecture is "lstm"'),
+        ({"feedforward_dim": 9, "architecture": "lstm"}, 'feedforward_dim is 9, but architecture is "lstm"'),
+        ({"architecture": "transformer", "cell_dim": 64}, 'cell_dim is 64, but architecture is "transformer"'),
+        ({"architecture": "transformer", "cell_clip": None}, 'only "lstm" has cell_clip, leave it out'),
+        ({"architecture": "transformer", "skip_connections": False}, 'only "lstm" has skip_connections, leave it out'),
+        ({"architecture": "gru"}, "architecture must be 'lstm' or 'transformer', not 'gru'"),
+        ({"architecture": "transformer", "num_heads": 0}, "num_heads must be at least 1, not 0"),
+        ({"architecture": "transformer", "attention_window": 0}, "attention_window must be at least 1, not 0"),
+        ({"architecture": "transformer", "attention_window": 10**9}, "attention_window must be at most 16384"),
+        ({"architecture": "transformer", "num_heads": 3}, r"projection_dim is 512, which num_heads \(3\) cannot share"),
+        ({"architecture": "transformer", "num_heads": 512}, r"projection_dim is 512, which num_heads \(512\) cannot"),
+    ],
+)
+def test_fields_of_another_architecture_and_sizes_that_do_not_fit_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        BiLMConfig(**values)
 
 
 def test_lists_become_tuples_and_whole_numbers_floats():

@@ -6,14 +6,23 @@ ValueError that names the field and its value.  Option files of other programs a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Final, Literal, get_args
 
 from elmokit.settings import check_types
+
+Architecture = Literal["lstm", "transformer"]
 
 MAX_CLIP = 1e38  # a float32
 MAX_CHARACTERS = 10_000
 """Upper bound of `max_characters`, which no weight bounds: every word takes this many ids."""
+MAX_WINDOW = 16_384
+"""Upper bound of `attention_window`, which no weight bounds: a carried state takes this many keys and values."""
+FIELDS_OF: Final[dict[Architecture, tuple[str, ...]]] = {
+    "lstm": ("cell_dim", "cell_clip", "proj_clip", "skip_connections"),
+    "transformer": ("num_heads", "feedforward_dim", "attention_window"),
+}
+"""Fields that only one architecture has."""
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
@@ -22,7 +31,8 @@ class BiLMConfig:
     """Sizes and variants of a biLM. The defaults are those of the published "original" model.
 
     A biLM reads words in one of three ways: as UTF-8 bytes (the default), as rows of a word table (`num_words`), or as
-    characters and words of a lexicon of its own (`num_lexicon_characters`, ELMoForManyLangs).
+    characters and words of a lexicon of its own (`num_lexicon_characters`, ELMoForManyLangs).  Its layers are LSTMs
+    (the default) or transformer blocks (`architecture`).
     """
 
     num_words: int | None = None
@@ -50,21 +60,30 @@ class BiLMConfig:
     char_projection: bool = True
     """Project the outputs of the filters to `projection_dim`. If False, their channels must sum to it."""
     cell_dim: int = 4096
-    """Width of an LSTM cell, per direction."""
+    """Width of an LSTM cell, per direction. Only "lstm"."""
     projection_dim: int = 512
     """Width P of a token vector and of a hidden state, per direction. A vector of ELMo has 2P numbers."""
     num_layers: int = 2
-    """Number of LSTM layers."""
+    """Number of LSTM layers or transformer blocks."""
     cell_clip: float | None = 3.0
-    """Cell states are clipped to [-cell_clip, cell_clip]. None: no clipping."""
+    """Cell states are clipped to [-cell_clip, cell_clip]. None: no clipping. Only "lstm"."""
     proj_clip: float | None = 3.0
-    """Hidden states are clipped to [-proj_clip, proj_clip]. None: no clipping."""
+    """Hidden states are clipped to [-proj_clip, proj_clip]. None: no clipping. Only "lstm"."""
     skip_connections: bool = True
-    """Add the input of an LSTM layer to its output, from the second layer on."""
+    """Add the input of an LSTM layer to its output, from the second layer on. Only "lstm"."""
+    architecture: Architecture = "lstm"
+    """"lstm": layers of clipped, projected LSTMs. "transformer": blocks of causal attention and a feed-forward part."""
+    num_heads: int = 8
+    """Number of attention heads, per direction; projection_dim / num_heads must be even. Only "transformer"."""
+    feedforward_dim: int = 1408
+    """Width of the feed-forward part of a block, per direction. Only "transformer"."""
+    attention_window: int = 64
+    """Number of tokens that attention reads: a token itself and the ones before it. Only "transformer"."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("max_characters", "char_dim", "cell_dim", "projection_dim", "num_layers"):
+        sizes = ("max_characters", "char_dim", "cell_dim", "projection_dim", "num_layers")
+        for name in (*sizes, *FIELDS_OF["transformer"]):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_characters > MAX_CHARACTERS:
@@ -82,6 +101,7 @@ class BiLMConfig:
             for name in ("bos_id", "eos_id"):
                 if getattr(self, name) >= self.num_words:
                     raise ValueError(f"{name} is {getattr(self, name)}, the word table has {self.num_words} rows")
+        self._check_architecture()
         self._check_lexicon()
         if self.num_words is not None:
             return
@@ -101,6 +121,25 @@ class BiLMConfig:
                 f"they sum to {self.filters_dim}, projection_dim is {self.projection_dim}"
             )
 
+    def _check_architecture(self) -> None:
+        defaults = {field.name: field.default for field in fields(self)}
+        for architecture in get_args(Architecture):
+            for name in FIELDS_OF[architecture]:
+                if architecture != self.architecture and getattr(self, name) != defaults[name]:
+                    raise ValueError(
+                        f'{name} is {getattr(self, name)}, but architecture is "{self.architecture}": only '
+                        f'"{architecture}" has {name}, leave it out'
+                    )
+        if self.architecture != "transformer":
+            return
+        if self.projection_dim % (2 * self.num_heads):
+            raise ValueError(
+                f"projection_dim is {self.projection_dim}, which num_heads ({self.num_heads}) cannot share in equal, "
+                "even parts: rotary positions turn pairs of numbers"
+            )
+        if self.attention_window > MAX_WINDOW:
+            raise ValueError(f"attention_window must be at most {MAX_WINDOW}, not {self.attention_window}")
+
     def _check_lexicon(self) -> None:
         for name in ("num_lexicon_words", "word_dim"):
             if getattr(self, name) < 0:
@@ -115,6 +154,15 @@ class BiLMConfig:
             raise ValueError("num_lexicon_characters is set, so num_words must be null and char_projection true")
         if self.num_lexicon_words and not self.word_dim:
             raise ValueError(f"num_lexicon_words is {self.num_lexicon_words}, so word_dim must be above 0")
+
+    @property
+    def unused_fields(self) -> frozenset[str]:
+        """Fields that `settings.to_mapping` leaves out: those of other architectures, and "lstm", the default.
+
+        A file of an LSTM model is the one that versions without other architectures write.
+        """
+        others = [name for kind, names in FIELDS_OF.items() if kind != self.architecture for name in names]
+        return frozenset([*others, "architecture"] if self.architecture == "lstm" else others)
 
     @property
     def id_columns(self) -> int | None:

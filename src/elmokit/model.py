@@ -347,6 +347,8 @@ class ELMo(nn.Module):
     def _card(self) -> str:
         config = self.config
         size = f"{config.num_layers} layers of {config.cell_dim} cells, projection {config.projection_dim}"
+        if config.architecture == "transformer":
+            size = f"{config.num_layers} transformer blocks, projection {config.projection_dim}"
         count = sum(p.numel() for p in self.bilm.parameters())
         return (
             f"# A biLM over {self.word_ids.describe()}\n\n{size}; {count:,} parameters.\n\n"
@@ -366,8 +368,9 @@ class ELMo(nn.Module):
             raise ValueError(f"ids must be a tensor of to_ids or batch_to_ids, not {describe(ids)}")
         ids = ids.to(self.device)
         keep = self.keep_boundaries or self.layer_norm  # the published layer norm counts the boundary tokens
+        carry = self.state == "carry"
         output = self._runner.carrying(
-            self.bilm, len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep)
+            self.bilm, len(ids), lambda state: self.bilm(ids, state=state, keep_boundaries=keep, with_state=carry)
         )
         mixes = self._mix(output.layers, output.mask)  # (B, T, 2P) each
         layers, mask = output.layers, output.mask
@@ -419,7 +422,8 @@ class ELMo(nn.Module):
 
         Args:
             from_layer: The lowest layer that is trained; those below it are frozen. 0 is the context-free layer, which
-                is the character encoder or the word table; 1 to L are the LSTM layers; -1 is the top one.
+                is the character encoder or the word table; 1 to L are the LSTM layers or transformer blocks; -1 is the
+                top one.
 
         Returns:
             The model.

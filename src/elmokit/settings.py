@@ -64,9 +64,10 @@ def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values: tuples become lists."""
+    """The fields of a dataclass as JSON values, without its `unused_fields` if it has any: tuples become lists."""
     result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return result
+    unused: frozenset[str] = getattr(config, "unused_fields", frozenset())
+    return {name: value for name, value in result.items() if name not in unused}
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from elmokit.corpus.prepared import Corpus
 from elmokit.corpus.streams import evaluation_batches, stream_layout
 from elmokit.inference.scores import Perplexity, perplexity_of_sums
-from elmokit.network import BiLM, OutputLayer
+from elmokit.network import BiLM, OutputLayer, State
 
 TOKENS_AT_ONCE = 1 << 22  # number of tokens that are counted at a time, to bound the memory
 KNOWN_FORMS = 1 << 16  # number of word forms whose vectors are kept while a text is read
@@ -52,7 +52,7 @@ def heldout_perplexity(
         )
     device = output_layer.weight.device
     batch_size = min(batch_size, corpus.num_sentences)
-    state = bilm.initial_state(batch_size)
+    state: State | None = None
     sums, count = torch.zeros(2, dtype=torch.float64, device=device), 0
     known_sums, num_unknown = torch.zeros_like(sums), 0
     form_vectors = _FormVectors(bilm, corpus)

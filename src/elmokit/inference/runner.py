@@ -21,7 +21,7 @@ from elmokit.arguments import check_choice, check_optional_integer
 from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.word_cache import WordCache
 from elmokit.kernels import product_dtype, samples_of
-from elmokit.network import BiLM, BiLMOutput, BiLMState, to_device
+from elmokit.network import BiLM, BiLMOutput, State, to_device
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
 
 StateRule = Literal["stateless", "carry"]
@@ -50,7 +50,7 @@ class Runner:
     def __init__(self, word_ids: WordIds, tokenizer: Tokenizer, state: StateRule) -> None:
         self.word_ids, self.tokenizer, self.state = word_ids, tokenizer, state
         self._words = WordCache(CACHED_WORDS)
-        self._carried: BiLMState | None = None
+        self._carried: State | None = None
         self._lock = threading.RLock()
 
     @property
@@ -125,8 +125,8 @@ class Runner:
         def contextualize(batch: Batch) -> BiLMOutput:
             vectors, lengths = self._token_vectors(bilm, batch, key)
 
-            def run(state: BiLMState | None) -> BiLMOutput:
-                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True)
+            def run(state: State | None) -> BiLMOutput:
+                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True, with_state=carry)
 
             return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
 
@@ -160,7 +160,7 @@ class Runner:
             vectors = embed(list(distinct))[to_device(torch.from_numpy(grid), device)]
         return vectors, to_device(torch.from_numpy(lengths + 2), device)
 
-    def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[BiLMState | None], BiLMOutput]) -> BiLMOutput:
+    def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[State | None], BiLMOutput]) -> BiLMOutput:
         """Run a batch with the carried state, and keep the state after it.
 
         Args:
@@ -177,11 +177,12 @@ class Runner:
                     known = min(num_rows, old.shape[2])
                     new[:, :, :known] = old[:, :, :known].to(new)
             output = run(fresh)
+            assert output.state is not None
             kept = []
             for new, old in zip(output.state, self._carried or output.state, strict=True):
                 # rows beyond this batch keep their state
                 kept.append(torch.cat([new.detach(), old[:, :, num_rows:].to(new)], dim=2))
-            self._carried = BiLMState(*kept)
+            self._carried = type(output.state)(*kept)
             return output
 
     def __getstate__(self) -> dict[str, Any]:

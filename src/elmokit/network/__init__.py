@@ -1,23 +1,26 @@
 """The network, in the order of the forward pass.
 
-encoder.py   words -> context-free vectors
-lstm.py      one layer of the biLM, both directions
-bilm.py      sentences -> every layer's vectors, with state
-mix.py       layers -> one vector per token
-output.py    top layer -> scores of words
-losses.py    scores -> the objective of training
-int8.py      layers for inference with int8 weights
-devices.py   which device, and how tensors get there
+encoder.py      words -> context-free vectors
+lstm.py         one layer of the biLM, both directions
+transformer.py  one block of a transformer biLM, both directions
+bilm.py         sentences -> every layer's vectors, with state
+mix.py          layers -> one vector per token
+output.py       top layer -> scores of words
+losses.py       scores -> the objective of training
+int8.py         layers for inference with int8 weights
+devices.py      which device, and how tensors get there
 """
 
-from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, take_rows
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, take_rows
 from elmokit.network.devices import find_device, to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
 from elmokit.network.mix import ScalarMix
 from elmokit.network.output import OutputLayer
+from elmokit.network.transformer import AttentionState, TransformerBlock
 
 __all__ = [
+    "AttentionState",
     "BiLM",
     "BiLMOutput",
     "BiLMState",
@@ -26,6 +29,8 @@ __all__ = [
     "OutputLayer",
     "ProjectedLSTM",
     "ScalarMix",
+    "State",
+    "TransformerBlock",
     "find_device",
     "take_rows",
     "to_device",

@@ -5,7 +5,7 @@ a lexicon (see `text/ids.py`); 0 is padding.  Output: every layer's vectors (L+1
 Inference and training share one pass over the layers, `run_layers`.
 
 Shapes: B sentences, T tokens, N distinct words, C characters per word (cells inside the LSTM), P projection,
-L LSTM layers, D = 2 directions.
+L LSTM layers or transformer blocks, D = 2 directions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from elmokit.kernels import LSTMState
 from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
+from elmokit.network.transformer import Attention, AttentionState, Block, TransformerBlock, norm, run_blocks
 from elmokit.settings import to_mapping
 from elmokit.text import WordIds, word_ids_of_sizes
 
@@ -43,15 +44,20 @@ class BiLMState(NamedTuple):
     cell: Tensor  # (L, D, B, C)
 
 
+State = BiLMState | AttentionState
+"""The state of each row after its last token, of either architecture. The third dimension of its tensors are rows."""
+
+
 @dataclass(frozen=True)
 class BiLMOutput:
     """The output of a biLM."""
 
     layers: Tensor
-    """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l is [forward; backward] of the l-th LSTM layer."""
+    """(L+1, B, T, 2P): layer 0 is the token vector twice, layer l is [forward; backward] of the l-th layer or block."""
     mask: Tensor
     """(B, T) bool: True at tokens, False at padding."""
-    state: BiLMState
+    state: State | None
+    """The state after the last token of each row: a `BiLMState` of an LSTM. None if it was not asked for."""
 
 
 class BiLM(nn.Module):
@@ -95,17 +101,25 @@ class BiLM(nn.Module):
         else:
             self.word_embedding = nn.Parameter(torch.empty(config.num_words, config.projection_dim))
             nn.init.uniform_(self.word_embedding, -1.0, 1.0)
-        self.layers = nn.ModuleList(
-            ProjectedLSTM(
-                projection_dim=config.projection_dim,
-                cell_dim=config.cell_dim,
-                cell_clip=config.cell_clip,
-                proj_clip=config.proj_clip,
-            )
-            for _ in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(self._layer() for _ in range(config.num_layers))
         self.boundary_ids: Tensor
         self.register_buffer("boundary_ids", torch.from_numpy(self.word_ids.boundaries), persistent=False)
+
+    def _layer(self) -> nn.Module:
+        """One layer of the architecture."""
+        config = self.config
+        if config.architecture == "transformer":
+            return TransformerBlock(
+                projection_dim=config.projection_dim,
+                feedforward_dim=config.feedforward_dim,
+                num_layers=config.num_layers,
+            )
+        return ProjectedLSTM(
+            projection_dim=config.projection_dim,
+            cell_dim=config.cell_dim,
+            cell_clip=config.cell_clip,
+            proj_clip=config.proj_clip,
+        )
 
     def __prepare_scriptable__(self) -> BiLM:
         """Called by torch.jit.script."""
@@ -148,9 +162,8 @@ class BiLM(nn.Module):
         kernels.check_dtype(next(self.parameters()))
         encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
         if encoder is not None:
-            vectors: Tensor = encoder(ids)
-            return vectors
-        return self._look_up(to_device(ids, next(self.parameters()).device))
+            return self._token_vectors(encoder(ids))
+        return self._token_vectors(self._look_up(to_device(ids, next(self.parameters()).device)))
 
     def embed_groups(self, groups: Sequence[Tensor]) -> Tensor:
         """Context-free vectors of words in groups by length, for training.
@@ -164,8 +177,12 @@ class BiLM(nn.Module):
         """
         kernels.check_dtype(next(self.parameters()))
         if self.char_encoder is not None:
-            return self.char_encoder.encode_groups(groups)
-        return self._look_up(torch.cat(list(groups)).long())
+            return self._token_vectors(self.char_encoder.encode_groups(groups))
+        return self._token_vectors(self._look_up(torch.cat(list(groups)).long()))
+
+    def _token_vectors(self, vectors: Tensor) -> Tensor:
+        """Vectors of an encoder or a table -> those that the layers read: a transformer's are normalized."""
+        return norm(vectors) if self.config.architecture == "transformer" else vectors
 
     def _look_up(self, ids: Tensor) -> Tensor:
         assert self.word_embedding is not None
@@ -180,13 +197,16 @@ class BiLM(nn.Module):
 
     # ---- context-free vectors -> layers ------------------------------------------------------------------------------
 
-    def forward(self, ids: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False) -> BiLMOutput:
+    def forward(
+        self, ids: Tensor, *, state: State | None = None, keep_boundaries: bool = False, with_state: bool = True
+    ) -> BiLMOutput:
         """Run sentences through the biLM. Boundary tokens are added to each sentence.
 
         Args:
             ids: Shifted ids (B, T, C), (B, T) or (B, T, 1 + C).
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result, which then has T + 2 tokens.
+            with_state: Return the state, which a transformer gathers from all layers.
 
         Raises:
             ValueError: If the ids or the state have a wrong shape, type or range.
@@ -203,25 +223,40 @@ class BiLM(nn.Module):
         index[:, 1:-1][mask] = inverse + 2
         index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
         return self.contextualize(
-            take_rows(vectors, index.t()), lengths + 2, state=state, keep_boundaries=keep_boundaries
+            take_rows(vectors, index.t()),
+            lengths + 2,
+            state=state,
+            keep_boundaries=keep_boundaries,
+            with_state=with_state,
         )
 
     def contextualize(
-        self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        state: State | None = None,
+        keep_boundaries: bool = False,
+        with_state: bool = True,
     ) -> BiLMOutput:
-        """Run the LSTMs over token vectors.
+        """Run the layers over token vectors.
 
         Args:
             tokens: (T, B, P), time first, each row with its boundary tokens.
             lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read.
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result.
+            with_state: Return the state, which a transformer gathers from all layers.
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
         x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
-        state = self.initial_state(num_rows) if state is None else self._check_state(state, num_rows)
-        layers, state = self.run_layers(x.expand(2, *x.shape), lengths, state)  # (D, T, B, P) each
+        if state is not None:
+            state = self._check_state(state, num_rows)
+        layers, after = self.run_layers(x.expand(2, *x.shape), lengths, state, with_state=with_state)  # (D, T, B, P)
+        if isinstance(after, AttentionState):  # autocast computes in another dtype
+            keys, values = after.past_keys.to(tokens.dtype), after.past_values.to(tokens.dtype)
+            after = AttentionState(keys, values, after.num_past)
         if not keep_boundaries:
             mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
         # (L+1, D, T, B, P) -> (L+1, T, B, 2P)
@@ -232,56 +267,82 @@ class BiLM(nn.Module):
             ends = (lengths - 2).clamp(max=len(mask) - 1)
             is_longest = (lengths == num_steps).unsqueeze(-1)  # their </S> was removed with the last step
             stacked[:, ends, rows] = torch.where(is_longest, stacked[:, ends, rows], 0.0)
-        return BiLMOutput(stacked.transpose(1, 2), mask.t(), state)  # (L+1, B, T, 2P), (B, T)
+        return BiLMOutput(stacked.transpose(1, 2), mask.t(), after)  # (L+1, B, T, 2P), (B, T)
 
     def run_layers(
-        self, x: Tensor, lengths: Tensor, state: BiLMState, *, dropout: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[list[Tensor], BiLMState]:
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        state: State | None,
+        *,
+        dropout: Callable[[Tensor], Tensor] | None = None,
+        with_state: bool = True,
+    ) -> tuple[list[Tensor], State | None]:
         """Run every layer, in both directions.
 
         Args:
             x: (D, T, B, P) token vectors. The directions may read different tokens, as in training; direction 1
                 runs from the last step to the first.
             lengths: (B,) number of tokens per row.
-            state: State before the first token.
-            dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output.
+            state: State before the first token; None if there is nothing before it.
+            dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output;
+                or to the token vectors and to what each half of a transformer block adds.
+            with_state: Return the state. That of an LSTM is always returned.
 
         Returns:
             (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token.
         """
+        config = self.config
+        if config.architecture == "transformer":
+            assert state is None or isinstance(state, AttentionState)
+            blocks = cast(Sequence[Block], self.layers)
+            attention = Attention(config.num_heads, config.attention_window)
+            return run_blocks(blocks, x, lengths, state, attention, dropout=dropout, with_state=with_state)
+        state = self.initial_state(x.shape[2]) if state is None else state
+        assert isinstance(state, BiLMState)
         drop = dropout or (lambda y: y)
         x = drop(x)
         layers, states = [x], []
         for number, layer in enumerate(self.layers):
             outputs, after = layer(x, lengths, LSTMState(state.hidden[number], state.cell[number]))
-            if number > 0 and self.config.skip_connections:
+            if number > 0 and config.skip_connections:
                 outputs = outputs + x
             x = drop(outputs)
             layers.append(x)
             states.append(after)
         return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))
 
-    def initial_state(self, num_rows: int) -> BiLMState:
+    def initial_state(self, num_rows: int) -> State:
         """The state before the first token: zeros."""
-        config, like = self.config, self.layers[0].bias
-        assert isinstance(like, Tensor)
-        shape = (config.num_layers, 2, num_rows)
-        return BiLMState(like.new_zeros(*shape, config.projection_dim), like.new_zeros(*shape, config.cell_dim))
+        like = next(self.parameters())
+        if self.config.architecture == "transformer":
+            keys, values, num_past = self._state_shapes(num_rows)
+            counts = torch.zeros(num_past, dtype=torch.int64, device=like.device)
+            return AttentionState(like.new_zeros(keys), like.new_zeros(values), counts)
+        return BiLMState(*(like.new_zeros(shape) for shape in self._state_shapes(num_rows)))
 
-    def _check_state(self, state: BiLMState, num_rows: int) -> BiLMState:
-        expected = self.initial_state(num_rows)
-        if not isinstance(state, BiLMState):
-            raise ValueError(f"state must be a BiLMState, as in the output of a run, or None, not {state!r}")
-        for name, part, wanted in zip(BiLMState._fields, state, expected, strict=True):
-            if part.shape != wanted.shape:
+    def _state_shapes(self, num_rows: int) -> list[tuple[int, ...]]:
+        config = self.config
+        rows = (config.num_layers, 2, num_rows)
+        if config.architecture == "transformer":
+            past = (*rows, config.attention_window - 1, config.projection_dim)
+            return [past, past, (1, 1, num_rows)]
+        return [(*rows, config.projection_dim), (*rows, config.cell_dim)]
+
+    def _check_state(self, state: State, num_rows: int) -> State:
+        kind = AttentionState if self.config.architecture == "transformer" else BiLMState
+        if not isinstance(state, kind):
+            raise ValueError(f"state must be a {kind.__name__}, as in the output of a run, or None, not {state!r}")
+        like = next(self.parameters())
+        for name, part, wanted in zip(state._fields, state, self._state_shapes(num_rows), strict=True):
+            if part.shape != wanted:
                 raise ValueError(
-                    f"state.{name} is {tuple(part.shape)}, this batch needs {tuple(wanted.shape)} "
+                    f"state.{name} is {tuple(part.shape)}, this batch needs {wanted} "
                     "(layers, directions, rows, width): pass the state of a batch with as many rows, or None"
                 )
-            if (part.dtype, part.device) != (wanted.dtype, wanted.device):
-                raise ValueError(
-                    f"state.{name} is {part.dtype} on {part.device}, the model {wanted.dtype} on {wanted.device}"
-                )
+            dtype = torch.int64 if name == "num_past" else like.dtype
+            if (part.dtype, part.device) != (dtype, like.device):
+                raise ValueError(f"state.{name} is {part.dtype} on {part.device}, the model {dtype} on {like.device}")
         return state
 
 

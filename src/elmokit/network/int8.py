@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.kernels import LSTMState, cpu
-from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState
+from elmokit.network.bilm import BiLM, BiLMOutput, State
 from elmokit.network.lstm import ProjectedLSTM, run_in_blocks
+from elmokit.network.transformer import Product, TransformerBlock
 
 
 def quantized(bilm: BiLM) -> BiLM:
-    """Round the matrices of the LSTMs, highways and projections to int8.
+    """Round the matrices of the layers, highways and projections to int8.
 
     Embeddings, convolutions and biases stay in float32; the new model shares them with the original.  The new model
     cannot be trained or saved.
@@ -45,7 +46,9 @@ class Int8BiLM(BiLM):
         with torch.device("meta"):
             super().__init__(bilm.config)
         self.load_weights(bilm.state_dict())  # shared, not copied
-        self.layers = nn.ModuleList(Int8LSTM(layer) for layer in self.layers)
+        self.layers = nn.ModuleList(
+            Int8Block(layer) if isinstance(layer, TransformerBlock) else Int8LSTM(layer) for layer in self.layers
+        )
         for module in list(self.modules()):
             for name, child in module.named_children():
                 if isinstance(child, nn.Linear):
@@ -59,11 +62,19 @@ class Int8BiLM(BiLM):
             return super().embed_words(ids)
 
     def contextualize(
-        self, tokens: Tensor, lengths: Tensor, *, state: BiLMState | None = None, keep_boundaries: bool = False
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        state: State | None = None,
+        keep_boundaries: bool = False,
+        with_state: bool = True,
     ) -> BiLMOutput:
         """See `BiLM.contextualize`. Autocast has no effect."""
         with torch.autocast("cpu", enabled=False):
-            return super().contextualize(tokens, lengths, state=state, keep_boundaries=keep_boundaries)
+            return super().contextualize(
+                tokens, lengths, state=state, keep_boundaries=keep_boundaries, with_state=with_state
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8BiLM:
         """Refuse other devices and dtypes (`to`, `half`, `cuda`, …) before any weight is changed."""
@@ -98,6 +109,28 @@ class Int8LSTM(nn.Module):
             return cpu.lstm(inputs, lengths, self.weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
 
         return run_in_blocks(run, inputs, lengths, state, num_gates=self.bias.numel())
+
+
+class Int8Block(nn.Module):
+    """A `TransformerBlock` whose matrices are int8."""
+
+    def __init__(self, block: TransformerBlock) -> None:
+        super().__init__()
+        self._matrices = {
+            name: [cpu.quantize_matrix(matrix) for matrix in weight] for name, weight in block.named_parameters()
+        }
+
+    def product(self, name: str, rows: Tensor) -> Tensor:
+        """See `TransformerBlock.product`."""
+        return torch.cat([self.direction(d)(name, rows[d : d + 1]) for d in range(2)])
+
+    def direction(self, d: int) -> Product:
+        """See `TransformerBlock.direction`."""
+
+        def product(name: str, rows: Tensor) -> Tensor:
+            return self._matrices[name][d].product(rows[0]).unsqueeze(0)
+
+        return product
 
 
 class Int8Linear(nn.Module):

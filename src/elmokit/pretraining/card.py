@@ -82,8 +82,9 @@ def model_card(
         Markdown.
     """
     reads = "words" if model.num_words is not None else "characters"
+    layers = "transformer blocks" if model.architecture == "transformer" else f"layers of {model.cell_dim} cells"
     lines = [
-        f"# A biLM: {model.num_layers} layers of {model.cell_dim} cells, {2 * model.projection_dim} dimensions",
+        f"# A biLM: {model.num_layers} {layers}, {2 * model.projection_dim} dimensions",
         "",
         f"Trained with elmokit for {state.step:,} of {num_steps:,} steps of {config.batch_size} rows x "
         f"{config.unroll} tokens; it reads {reads} and predicts {len(data.vocabulary):,} words. "

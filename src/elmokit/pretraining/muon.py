@@ -2,8 +2,9 @@
 
 Input: the matrices of a biLM with their names, their gradients, and the running means of the gradients.  Output:
 updated matrices and means.  Each gate of each direction of an LSTM is a matrix of its own; so are projections and
-highways.  The output layer, convolutions, tables and biases are updated by AdamW with the same learning rate: `SCALE`
-makes an update of Muon about as large as one of AdamW.
+highways, and the queries, keys, values, gates and outputs of each direction of a transformer block.  The output layer,
+convolutions, tables and biases are updated by AdamW with the same learning rate: `SCALE` makes an update of Muon about
+as large as one of AdamW.
 
 Matrices of the same shape are updated as one batch, tall ones transposed, to launch few kernels.
 The method and its coefficients are of Jordan et al. (2024), the scale of Liu et al. (2025, arXiv 2502.16982).
@@ -22,8 +23,21 @@ MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: a few steps bring all singular values near 1
 NUM_STEPS = 5
 SCALE = 0.2
-GATES = ("input_weight", "recurrent_weight")
-MATRICES = (*GATES, "projection", "projection.weight", "transform.weight", "carry.weight")
+PARTS = {  # parameters whose columns are this many matrices
+    "input_weight": 4,
+    "recurrent_weight": 4,
+    "attention_input": 3,
+    "feedforward_input": 2,
+}
+MATRICES = (
+    *PARTS,
+    "attention_output",
+    "feedforward_output",
+    "projection",
+    "projection.weight",
+    "transform.weight",
+    "carry.weight",
+)
 
 
 def is_matrix(name: str) -> bool:
@@ -32,9 +46,10 @@ def is_matrix(name: str) -> bool:
 
 
 def as_matrices(name: str, parameter: Tensor) -> Tensor:
-    """View a parameter as wide matrices (..., rows, columns): one per gate; tall matrices are transposed."""
-    if name.endswith(GATES):
-        parameter = parameter.view(*parameter.shape[:-1], 4, -1).transpose(-3, -2)  # (D, P, 4C) -> (D, 4, P, C)
+    """View a parameter as wide matrices (..., rows, columns): one per gate or part; tall matrices are transposed."""
+    num_parts = PARTS.get(name.rpartition(".")[2], 1)
+    if num_parts > 1:  # (D, P, 4C) -> (D, 4, P, C)
+        parameter = parameter.view(*parameter.shape[:-1], num_parts, -1).transpose(-3, -2)
     return parameter.mT if parameter.shape[-2] > parameter.shape[-1] else parameter
 
 

@@ -49,7 +49,7 @@ class PretrainConfig:
     batch_size: int = 384
     """Number of rows per batch, in all processes together."""
     unroll: int = 20
-    """Number of tokens per row and batch. The LSTM state is carried to the next batch, gradients are not."""
+    """Number of tokens per row and batch. The state is carried to the next batch, gradients are not."""
     accumulation: int = 1
     """Number of batches per update; their gradients are averaged."""
     steps: int | None = None
@@ -66,13 +66,14 @@ class PretrainConfig:
     num_negatives: int = 8192
     """Number of negatives of the sampled softmax, drawn per batch and direction."""
     state_reset: float = 0.0
-    """Probability that a row starts a batch with a zero LSTM state. The published training never resets the state; with
-    a few percent the model learns to read single sentences, which start from a zero state."""
+    """Probability that a row starts a batch without the state of the batch before. The published training never resets
+    the state; with a few percent the model learns to read single sentences, which start from a zero state."""
     dropout: float = 0.1
-    """Dropout probability of the input of each LSTM layer and of the output of the last one."""
+    """Dropout probability of the input of each LSTM layer and of the output of the last one; of a transformer, of its
+    token vectors and of what each half of a block adds."""
 
     optimizer: Literal["adagrad", "adamw", "muon"] = "adagrad"
-    """"muon": Muon for the matrices of LSTMs, highways and projections, AdamW for all other parameters. Under the
+    """"muon": Muon for the matrices of layers, highways and projections, AdamW for all other parameters. Under the
     sampled softmax the output layer always uses Adagrad, because an update changes only some of its rows."""
     learning_rate: float = 0.2
     """Learning rate after the warm-up."""

@@ -1,8 +1,8 @@
 """One training step: forward pass of both streams, loss of both directions, backward pass, update.
 
-Input: batches from `batches.py`, and the learning rates of the step.  Output: updated weights, optimizer state and LSTM
-state; losses are summed on the device.  Nothing in a step waits for the device or depends on a value, so that on a GPU
-the step is recorded once as CUDA graphs and replayed (`recorder.py`).
+Input: batches from `batches.py`, and the learning rates of the step.  Output: updated weights, optimizer state and the
+state of the rows; losses are summed on the device.  Nothing in a step waits for the device or depends on a value, so
+that on a GPU the step is recorded once as CUDA graphs and replayed (`recorder.py`).
 
 Random generators are seeded at every step by (seed, position in the streams, process): a checkpoint needs no generator
 state.
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elmokit.config import BiLMConfig
-from elmokit.network import BiLM, BiLMState, OutputLayer, take_rows
+from elmokit.network import AttentionState, BiLM, OutputLayer, State, take_rows
 from elmokit.network.losses import chunked_softmax_loss, sampled_softmax_loss
 from elmokit.network.sampling import LogUniformSampler, Negatives, SampledRows, gather_rows
 from elmokit.pretraining.batches import Batch, StepBatches
@@ -31,8 +31,6 @@ from elmokit.pretraining.optimizers import Optimizer, Rates
 from elmokit.pretraining.processes import Processes
 from elmokit.pretraining.recorder import GraphRecorder
 from elmokit.pretraining.settings import PretrainConfig
-
-CARRIED = ("hidden", "cell")  # tensors that hold the LSTM state, whose third dimension are rows
 
 
 class LanguageModel(nn.Module):
@@ -50,7 +48,7 @@ class LanguageModel(nn.Module):
 
 
 class Learner:
-    """The weights, the optimizer and the LSTM state of this process, and the training step.
+    """The weights, the optimizer and the state of the rows of this process, and the training step.
 
     Args:
         model: The model to train. It is moved to the device of this process.
@@ -70,8 +68,8 @@ class Learner:
         self.optimizer = Optimizer(config, model, separate)
         self._average = self.optimizer.like(self.averaged, separate) if self.averaged is not None else None
 
-        state = model.bilm.initial_state(config.batch_size // processes.world_size)
-        self.state = BiLMState(state.hidden.clone(), state.cell.clone())
+        self.state = self._initial_state(config.batch_size // processes.world_size)
+        """The state of the rows, which the next batch starts from; None if every row is always reset."""
         self.loss_sums = torch.zeros(2, dtype=torch.float64, device=device)
         """(2,): sums of the forward and backward losses since the last report."""
         self.non_finite = torch.zeros(4, dtype=torch.float64, device=device)
@@ -85,6 +83,16 @@ class Learner:
         self._batches: list[Batch] = []
         self._targets: Tensor | None = None
         self._recorder = GraphRecorder(device, [self._dropout, self._draws]) if device.type == "cuda" else None
+
+    def _initial_state(self, num_rows: int) -> State | None:
+        """Zeros. A transformer's are as narrow as its products; if no row keeps them, there are none."""
+        state = self.model.bilm.initial_state(num_rows)
+        if isinstance(state, AttentionState):
+            if self.config.state_reset == 1.0:
+                return None
+            if self.config.precision == "bfloat16":
+                state = AttentionState(state.past_keys.bfloat16(), state.past_values.bfloat16(), state.num_past)
+        return state
 
     @property
     def trained(self) -> LanguageModel:
@@ -140,7 +148,7 @@ class Learner:
         self._targets.copy_(together)  # into the tensor that a recorded graph reads
 
     def _find_gradients(self) -> None:
-        """Compute the gradients of the mean loss over all batches of this process, and carry the LSTM state."""
+        """Compute the gradients of the mean loss over all batches of this process, and carry the state of the rows."""
         self.optimizer.gradients.zero_()
         negatives: list[tuple[Negatives, Negatives]] = []
         if self.sampler is not None:
@@ -154,44 +162,50 @@ class Learner:
         if self.config.optimizer == "adagrad":
             scale *= self.config.unroll  # as published
         for number, batch in enumerate(self._batches):
-            if self.config.state_reset:
-                keep = self.state.hidden.new_empty(self.state.hidden.shape[2], 1)  # (B, 1)
-                keep.bernoulli_(1.0 - self.config.state_reset, generator=self._dropout)
-                for carried in self.state:
-                    carried.mul_(keep)
+            if self.config.state_reset and self.state is not None:
+                self._reset_rows(self.state)
             with self._precision():
                 forward, backward, state = self.losses(
                     batch, self.state, rows=self._rows, negatives=negatives[number] if negatives else None
                 )
             ((forward + backward) * scale).backward()  # type: ignore[no-untyped-call]
-            self.state.hidden.copy_(state.hidden.detach())
-            self.state.cell.copy_(state.cell.detach())
+            if self.state is not None and state is not None:
+                for carried, after in zip(self.state, state, strict=True):
+                    carried.copy_(after.detach())
             self._losses += torch.stack([forward.detach(), backward.detach()])
         self.loss_sums += self._losses
+
+    def _reset_rows(self, state: State) -> None:
+        """Set the state of a random fraction of the rows to zeros."""
+        keep = self.norm.new_empty(state[0].shape[2])  # (B,)
+        keep.bernoulli_(1.0 - self.config.state_reset, generator=self._dropout)
+        for carried in state:  # (L, D, B, …)
+            carried.mul_(keep.to(carried.dtype).view(-1, *[1] * (carried.ndim - 3)))
 
     def losses(
         self,
         batch: Batch,
-        state: BiLMState,
+        state: State | None,
         *,
         rows: SampledRows | None = None,
         negatives: tuple[Negatives, Negatives] | None = None,
-    ) -> tuple[Tensor, Tensor, BiLMState]:
+    ) -> tuple[Tensor, Tensor, State | None]:
         """Mean loss of each direction on one batch.
 
         Args:
             batch: Words and targets, on the device.
-            state: LSTM state before the batch.
+            state: State before the batch; None if every row starts anew.
             rows: Rows of the output layer that the sampled softmax updates; None for the output layer itself.
             negatives: Negatives of the forward and of the backward direction; None for the full softmax.
 
         Returns:
-            Loss of the forward direction (), of the backward direction (), and the LSTM state after the batch.
+            Loss of the forward direction (), of the backward direction (), and the state after the batch.
         """
         bilm = self.model.bilm
         tokens = take_rows(bilm.embed_groups(batch.words), batch.index)  # (D, T, B, P)
         lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
-        layers, after = bilm.run_layers(tokens, lengths, state, dropout=self._drop if self.config.dropout else None)
+        dropout = self._drop if self.config.dropout else None
+        layers, after = bilm.run_layers(tokens, lengths, state, dropout=dropout, with_state=state is not None)
         losses = []
         for direction in range(2):
             hidden, targets = (
@@ -272,22 +286,25 @@ class Learner:
         if self._recorder is not None:
             torch.cuda.synchronize(self.processes.device)
 
+    def _carried(self) -> dict[str, Tensor]:
+        """The state of the rows by name, such as "hidden" and "cell"; rows are the third dimension."""
+        return {} if self.state is None else self.state._asdict()
+
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that a step reads and changes; the LSTM state is that of this process's rows."""
-        tensors = self.optimizer.tensors()
-        tensors |= {"loss_sums": self.loss_sums, "hidden": self.state.hidden, "cell": self.state.cell}
+        """All tensors that a step reads and changes; the state is that of this process's rows."""
+        tensors = self.optimizer.tensors() | {"loss_sums": self.loss_sums} | self._carried()
         if self._average is not None:
             tensors["average"] = self._average.values
         return tensors
 
     def gather_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: `tensors`, with the LSTM state of the rows of all processes and the mean losses.
+        """What a checkpoint keeps: `tensors`, with the state of the rows of all processes and the mean losses.
 
         The number of processes may then change when a run is resumed.
         """
         tensors, world_size = self.tensors(), self.processes.world_size
         if world_size > 1:
-            for name in CARRIED:
+            for name in self._carried():
                 parts = [torch.empty_like(tensors[name]) for _ in range(world_size)]
                 dist.all_gather(parts, tensors[name])
                 tensors[name] = torch.cat(parts, dim=2)
@@ -306,11 +323,11 @@ class Learner:
         Raises:
             ValueError: If a tensor is missing or has another shape.
         """
-        num_rows = self.state.hidden.shape[2]
+        num_rows = self.config.batch_size // self.processes.world_size
         own_rows = slice(self.processes.rank * num_rows, (self.processes.rank + 1) * num_rows)
         for name, own in self.tensors().items():
             saved = tensors.get(name)
-            if saved is not None and name in CARRIED and self.processes.world_size > 1:
+            if saved is not None and name in self._carried() and self.processes.world_size > 1:
                 saved = saved[:, :, own_rows]
             if saved is None or saved.shape != own.shape:
                 problem = "missing" if saved is None else f"{tuple(saved.shape)}, this run needs {tuple(own.shape)}"
