@@ -101,7 +101,7 @@ class ELMo(nn.Module):
         output_layer: Softmax of a language model.
         vocabulary: Words of the output layer; also what a word-level model reads.
         lexicon: Characters and words of a model that has a lexicon of its own.
-        tokenizer: How strings are cut into tokens: "treebank", "spaces" or "characters".
+        tokenizer: How strings are cut into tokens: "treebank", "spaces", "characters" or "han".
     """
 
     def __init__(

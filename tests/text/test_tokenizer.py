@@ -1,4 +1,4 @@
-"""Tokenizers: three rules, tokens that are slices of the text, sentences."""
+"""Tokenizers: rules, tokens that are slices of the text, sentences."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elmokit.text import TREEBANK, Tokenizer, tokenize
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
-NAMES = ["treebank", "spaces", "characters"]
+NAMES = ["treebank", "spaces", "characters", "han"]
 
 
 def test_the_three_rules():
@@ -38,5 +38,5 @@ def test_sentences_have_offsets_in_the_complete_text_and_lose_no_character(name,
 
 
 def test_an_unknown_rule_is_refused_with_its_name():
-    with pytest.raises(ValueError, match="tokenizer must be one of treebank, spaces, characters, not 'words'"):
+    with pytest.raises(ValueError, match="tokenizer must be one of treebank, spaces, characters, han, not 'words'"):
         Tokenizer("words")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 characters_option = click.option(
     "--characters", is_flag=True, help="Make each character a token, for languages without spaces."
 )
+han_option = click.option(
+    "--han", is_flag=True, help="Make each Han character and each other word a token, for Chinese."
+)
 workers_option = click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
 
 
@@ -40,6 +43,7 @@ workers_option = click.option("--workers", type=int, help="Number of processes. 
 @click.option("--min-count", type=int, default=1, show_default=True, help="Leave out words that occur less often.")
 @corpus_tokenized_option
 @characters_option
+@han_option
 @workers_option
 @overwrite_option
 @json_option
@@ -50,6 +54,7 @@ def vocab(
     min_count: int,
     tokenized: bool,
     characters: bool,
+    han: bool,
     workers: int | None,
     overwrite: bool,
     as_json: bool,
@@ -68,7 +73,7 @@ def vocab(
             text,
             size=size,
             min_count=min_count,
-            tokenized="characters" if characters else tokenized,
+            tokenized="han" if han else "characters" if characters else tokenized,
             progress=advance.to,
             workers=workers,
         )
@@ -82,6 +87,7 @@ def vocab(
 @click.option("--vocabulary", "words", required=True, help="File that `elmokit vocab` wrote.")
 @corpus_tokenized_option
 @characters_option
+@han_option
 @click.option(
     "--max-characters",
     type=int,
@@ -97,6 +103,7 @@ def prepare(
     words: str,
     tokenized: bool,
     characters: bool,
+    han: bool,
     max_characters: int,
     workers: int | None,
     as_json: bool,
@@ -114,7 +121,7 @@ def prepare(
             text,
             target,
             vocabulary=vocabulary,
-            tokenized="characters" if characters else tokenized,
+            tokenized="han" if han else "characters" if characters else tokenized,
             max_characters=max_characters,
             workers=workers,
             progress=advance.to,

@@ -20,11 +20,12 @@ from typing import IO, Any, Literal
 
 from elmokit.arguments import check_paths
 from elmokit.extras import require
-from elmokit.text import Tokenizer
+from elmokit.text import Tokenizer, TokenizerName
 
 Paths = str | Path | Sequence[str | Path]
-Tokenized = bool | Literal["characters"]
-"""How a line is split. False: by the Penn Treebank rules. True: at spaces. "characters": into single characters."""
+Tokenized = bool | Literal["characters", "han"]
+"""How a line is split. False: by the Penn Treebank rules. True: at spaces. "characters": into single characters. "han":
+into Han characters and other words, for Chinese."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes of the text files read so far, and their total size."""
@@ -140,12 +141,14 @@ def sentences(content: bytes, *, tokenized: Tokenized) -> tuple[Iterator[list[st
 
 def tokenizer_of(tokenized: Tokenized) -> Tokenizer:
     """The tokenizer that a value of `tokenized` means. A model that is trained on the text records its name."""
-    return Tokenizer("characters" if tokenized == "characters" else "spaces" if tokenized else "treebank")
+    if isinstance(tokenized, str):
+        return Tokenizer(tokenized)
+    return Tokenizer("spaces" if tokenized else "treebank")
 
 
-def tokenized_of(tokenizer: str) -> Tokenized:
+def tokenized_of(tokenizer: TokenizerName) -> Tokenized:
     """The value of `tokenized` that means this tokenizer: the inverse of `tokenizer_of`."""
-    return "characters" if tokenizer == "characters" else tokenizer == "spaces"
+    return tokenizer if tokenizer in ("characters", "han") else tokenizer == "spaces"
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -88,7 +88,7 @@ def _open_prepared(config: PretrainConfig, model: BiLMConfig, folder: str, vocab
     corpus = Corpus.open(folder, vocabulary=vocabulary)
     tokenizer = tokenizer_of(config.tokenized).name
     if corpus.tokenizer not in (None, tokenizer):
-        value = {"spaces": "true", "treebank": "false"}.get(corpus.tokenizer, '"characters"')
+        value = {"spaces": "true", "treebank": "false"}.get(corpus.tokenizer, f'"{corpus.tokenizer}"')
         raise ValueError(
             f'{folder} was prepared with the tokenizer "{corpus.tokenizer}", tokenized = {config.tokenized} means '
             f'"{tokenizer}": set tokenized = {value}, or prepare the text again'

@@ -41,10 +41,11 @@ class PretrainConfig:
     """Largest size of a counted vocabulary, including its three special words. Default: no limit."""
     min_count: int = 1
     """A counted vocabulary excludes words that occur fewer times than this."""
-    tokenized: bool | Literal["characters"] = False
+    tokenized: bool | Literal["characters", "han"] = False
     """How the text is split into tokens. False: by the Penn Treebank rules. True: at spaces, for text that is already
-    tokenized. "characters": each character is a token. The model records this as its tokenizer. For a prepared folder,
-    set what `elmokit prepare` was called with."""
+    tokenized. "characters": each character is a token. "han": each Han character and each other word is a token, for
+    Chinese. The model records this as its tokenizer. For a prepared folder, set what `elmokit prepare` was called
+    with."""
 
     batch_size: int = 384
     """Number of rows per batch, in all processes together."""

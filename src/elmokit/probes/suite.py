@@ -338,7 +338,7 @@ def _language_model(model: ELMo) -> tuple[OutputLayer, Vocabulary]:
 def _reason_against(model: ELMo, probe: str) -> str | None:
     if probe in ("perplexity", "blanks") and (model.output_layer is None or model.vocabulary is None):
         return "left out: the model has no softmax"
-    if probe in ("senses", "blanks") and model.tokenizer.name == "characters":
+    if probe in ("senses", "blanks") and model.tokenizer.name in ("characters", "han"):
         return "left out: its English words are not tokens of this model, which reads text character by character"
     if probe == "words" and (model.vocabulary is None or model.reads_words):
         return "left out: it needs a model that reads characters and has a vocabulary"

@@ -1,6 +1,7 @@
 """Text as tokens, and tokens as the ids that a biLM reads.
 
     tokens.py      strings -> tokens, by the Penn Treebank rules
+    han.py         strings -> tokens, by the rule of Chinese
     tokenizer.py   the tokenizers of models: tokens, offsets, sentences
     sentences.py   sentences of a user -> token lists
     characters.py  words -> character ids

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
 from elmokit.arguments import check_string
+from elmokit.text import han
 from elmokit.text.tokens import tokenize
 
-TokenizerName = Literal["treebank", "spaces", "characters"]
+TokenizerName = Literal["treebank", "spaces", "characters", "han"]
 
 
 class Token(NamedTuple):
@@ -29,7 +30,8 @@ class Tokenizer:
 
     Args:
         name: "treebank": by the Penn Treebank rules, as in ELMo's training text. "spaces": at whitespace only, for text
-            that is already tokenized. "characters": each character is a token, for languages without spaces.
+            that is already tokenized. "characters": each character is a token, for languages without spaces. "han": for
+            Chinese: each Han character is a token, and runs of other letters and digits are words (see `han`).
 
     Raises:
         ValueError: If there is no tokenizer of this name.
@@ -46,6 +48,8 @@ class Tokenizer:
         if self.name == "treebank":
             return tokenize(text)
         check_string("text", text)
+        if self.name == "han":
+            return _han_tokens(text)
         return text.split() if self.name == "spaces" else list("".join(text.split()))
 
     def with_offsets(self, text: str) -> list[Token]:
@@ -55,6 +59,9 @@ class Tokenizer:
             >>> Tokenizer().with_offsets("It's  here.")[-2:]
             [Token(text='here', start=6, end=10), Token(text='.', start=10, end=11)]
         """
+        if self.name == "han":
+            check_string("text", text)
+            return [Token(match[0], *match.span()) for match in han.TOKEN.finditer(text)]
         tokens, end = [], 0
         for word in self(text):
             start = text.index(word, end)
@@ -67,13 +74,37 @@ class Tokenizer:
 
         A sentence ends at an empty line, or at a period, question mark or exclamation mark that is followed by
         whitespace and not by a lowercase letter. The period of an initial, of an abbreviation such as U.S., or of a
-        title such as Mr. does not end a sentence.
+        title such as Mr. does not end a sentence. The tokenizer "han" has a rule of its own (see `han.sentence_ends`).
 
         Examples:
             >>> [[token.text for token in sentence] for sentence in TREEBANK.sentences("Mr. Roe met us. (He did!) So")]
             [['Mr.', 'Roe', 'met', 'us', '.'], ['(', 'He', 'did', '!', ')'], ['So']]
         """
         check_string("text", text)
+        bounds = self._sentence_bounds(text)
+        sentences = [
+            [Token(token.text, begin + token.start, begin + token.end) for token in self.with_offsets(text[begin:end])]
+            for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
+        ]
+        return [sentence for sentence in sentences if sentence]
+
+    def units(self, token: str) -> list[str]:
+        """The tokens that a model reads for one token of a user's list.
+
+        The tokenizer "han" splits a Chinese word into its characters, because its models read characters. The others
+        leave a token as it is.
+
+        >>> Tokenizer("han").units("银行"), Tokenizer().units("can't")
+        (['银', '行'], ["can't"])
+        """
+        if self.name != "han" or len(token) < 2:
+            return [token]
+        return _han_tokens(token) or [token]
+
+    def _sentence_bounds(self, text: str) -> list[int]:
+        """Where sentences begin."""
+        if self.name == "han":
+            return [0, *han.sentence_ends(text)]
         bounds, chunk = [0], 0
         for space in re.finditer(r"\s+", text):
             before, after = text[chunk : space.start()].rstrip("\"'”’»)]"), text[space.end() : space.end() + 1]
@@ -81,11 +112,12 @@ class Tokenizer:
             ends = before.endswith((".", "!", "?", "…", "。")) and not after.islower()
             if (ends and not _NOT_AN_END.fullmatch(before)) or space[0].count("\n") > 1:
                 bounds.append(chunk)
-        sentences = [
-            [Token(token.text, begin + token.start, begin + token.end) for token in self.with_offsets(text[begin:end])]
-            for begin, end in zip(bounds, [*bounds[1:], len(text)], strict=True)
-        ]
-        return [sentence for sentence in sentences if sentence]
+        return bounds
+
+
+def _han_tokens(text: str) -> list[str]:
+    tokens: list[str] = han.TOKEN.findall(text)
+    return tokens
 
 
 TREEBANK: Final = Tokenizer("treebank")

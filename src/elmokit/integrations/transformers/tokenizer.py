@@ -28,7 +28,7 @@ class ElmokitTokenizer(PreTrainedTokenizer):
     Args:
         max_characters: Number of ids per word.
         pad_token: Name of the padding.
-        word_tokenizer: How text is cut into words: "treebank", "spaces" or "characters".
+        word_tokenizer: How text is cut into words: "treebank", "spaces", "characters" or "han".
     """
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 (as transformers has it)
