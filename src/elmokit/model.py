@@ -506,6 +506,9 @@ class ELMo(nn.Module):
     ) -> list[Array] | list[Tensor]:
         """Vectors of every token of every sentence.
 
+        A model that reads Chinese characters also takes lists of words: each word has one vector, the mean of its
+        characters.
+
         Args:
             sentences: Strings, which the model's tokenizer cuts, or token lists.
             layers: "average" is the even mix, "top" the last layer, "all" every layer, a number one layer (0 is the
@@ -528,7 +531,7 @@ class ELMo(nn.Module):
             rows = view.tokens(reading).movedim(-3, 0)  # (B, …, T, 2P)
             if not convert_to_tensor:
                 rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu()  # NumPy has no bfloat16
-            for position, length, row in zip(batch.positions, batch.lengths, rows.unbind(), strict=True):
+            for position, length, row in zip(batch.positions, batch.num_words, rows.unbind(), strict=True):
                 vectors = row.narrow(-2, 0, length)
                 # a copy: a view would keep, and save, the vectors of the complete batch
                 results[position] = vectors.clone() if convert_to_tensor else vectors.numpy().copy()
@@ -592,7 +595,7 @@ class ELMo(nn.Module):
         vectors = torch.zeros(len(texts), self.dim, device=self.device, dtype=dtype)
         for batch, reading in self._read(texts, view.needs_weights, batch_size, show_progress):
             tokens = view.tokens(reading)  # (B, T, 2P)
-            counts = to_device(torch.tensor(batch.lengths).unsqueeze(1), self.device)  # (B, 1)
+            counts = to_device(torch.tensor(batch.num_words).unsqueeze(1), self.device)  # (B, 1)
             is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
             totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
             vectors[torch.tensor(batch.positions, device=self.device)] = totals / counts.clamp(min=1)
@@ -908,7 +911,8 @@ class ELMo(nn.Module):
                 if weighted:
                     by_token = self.word_weights.batch(batch.tokens, max(batch.lengths, default=0))
                     weights = to_device(torch.from_numpy(by_token), self.device)
-                yield batch, Reading(output.layers, tuple(batch.lengths), weights)
+                starts = None if batch.words is None else tuple(words.starts for words in batch.words)
+                yield batch, Reading(output.layers, tuple(batch.lengths), weights, starts)
                 num_done += len(batch.positions)
                 progress(num_done, total)
 

@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+from elmokit.text import TREEBANK, Tokenizer
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+
+class Words(NamedTuple):
+    """Tokens of a user's list of which a model reads several units: word n is units `starts[n]` to `starts[n + 1]`."""
+
+    tokens: list[str]
+    starts: list[int]
+    """(W+1,): the first unit of each word, and the number of units."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +32,39 @@ class Batch:
     positions: list[int]
     """Index of each sentence in the input."""
     tokens: list[list[str]]
-    """Tokens of each sentence."""
+    """Tokens of each sentence, as the model reads them."""
+    words: list[Words] | None = None
+    """Tokens of each sentence, as the user gave them; None if they are `tokens`."""
 
     @property
     def lengths(self) -> list[int]:
         """Number of tokens of each sentence."""
         return [len(tokens) for tokens in self.tokens]
 
+    @property
+    def num_words(self) -> list[int]:
+        """Number of tokens of each sentence, as the user gave them."""
+        return self.lengths if self.words is None else [len(words.tokens) for words in self.words]
 
-def plan(sentences: list[list[str]], first: int, *, budget: int | None, batch_size: int | None) -> list[Batch]:
+    def part(self, rows: slice) -> Batch:
+        """Some of the sentences."""
+        return Batch(self.positions[rows], self.tokens[rows], None if self.words is None else self.words[rows])
+
+
+def split_words(tokens: list[str], tokenizer: Tokenizer) -> Words | None:
+    """The words of a token list, if the tokenizer splits one of them into several units; else None."""
+    sizes = [len(tokenizer.units(token)) for token in tokens]
+    return Words(tokens, [0, *accumulate(sizes)]) if max(sizes, default=1) > 1 else None
+
+
+def plan(
+    sentences: list[list[str]],
+    first: int,
+    *,
+    budget: int | None,
+    batch_size: int | None,
+    tokenizer: Tokenizer = TREEBANK,
+) -> list[Batch]:
     """Group sentences into batches.
 
     Args:
@@ -38,7 +73,15 @@ def plan(sentences: list[list[str]], first: int, *, budget: int | None, batch_si
         budget: Largest number of padded tokens per batch; sentences are then sorted by falling length. None: no limit,
             and sentences stay in order.
         batch_size: Largest number of sentences per batch; None: no limit.
+        tokenizer: Splits tokens of which the model reads several units.
     """
+    words: list[Words | None] = [None] * len(sentences)
+    if tokenizer.splits_words:
+        words = [split_words(tokens, tokenizer) for tokens in sentences]
+        sentences = [
+            tokens if own is None else [unit for token in tokens for unit in tokenizer.units(token)]
+            for tokens, own in zip(sentences, words, strict=True)
+        ]
     order = list(range(len(sentences)))
     if budget is not None:
         order.sort(key=lambda number: -len(sentences[number]))
@@ -47,7 +90,13 @@ def plan(sentences: list[list[str]], first: int, *, budget: int | None, batch_si
         longest = len(sentences[order[begin]]) + 2
         size = max(1, budget // longest) if budget is not None else len(order)
         chosen = order[begin : begin + min(size, batch_size or size)]
-        batches.append(Batch([first + number for number in chosen], [sentences[number] for number in chosen]))
+        tokens = [sentences[number] for number in chosen]
+        own_words = None
+        if any(words[number] is not None for number in chosen):
+            own_words = [
+                words[number] or Words(sentences[number], list(range(len(sentences[number]) + 1))) for number in chosen
+            ]
+        batches.append(Batch([first + number for number in chosen], tokens, own_words))
         begin += len(chosen)
     return batches
 

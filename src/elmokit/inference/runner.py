@@ -90,7 +90,7 @@ class Runner:
 
         Args:
             bilm: The network.
-            sentences: Strings, which are tokenized, or token lists.
+            sentences: Strings, which are tokenized, or token lists, whose tokens may be read as several units.
             batch_size: Largest number of sentences per batch.
             batch_tokens: Largest number of padded tokens per batch. Default: by device.
             use_cache: Cache context-free word vectors for later calls. Do not use it while the weights are trained.
@@ -117,7 +117,7 @@ class Runner:
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
             tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
-            return plan(tokens, window[0], budget=budget, batch_size=batch_size)
+            return plan(tokens, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
 
         # looking up a row of a table is as fast as looking it up in the cache
         key = weights_key(bilm) if use_cache and bilm.word_embedding is None else None
@@ -207,7 +207,7 @@ def _run_batch(
             raise
     middle = len(batch.tokens) // 2
     for part in (slice(None, middle), slice(middle, None)):
-        yield from _run_batch(Batch(batch.positions[part], batch.tokens[part]), contextualize, can_split=can_split)
+        yield from _run_batch(batch.part(part), contextualize, can_split=can_split)
 
 
 def weights_key(bilm: BiLM) -> tuple[object, ...]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from elmokit.inference.batches import Batch
+from elmokit.inference.batches import Batch, Words
+from elmokit.inference.fills import fill, log_prior
 from elmokit.inference.runner import Runner, Sentence
 from elmokit.inference.views import Reading, view_of
 from elmokit.network import BiLM, OutputLayer
-from elmokit.text import Vocabulary
+from elmokit.text import Vocabulary, join_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,22 @@ class TokenLogProbs:
 
     The log-probability of such a token is that of any word outside the vocabulary, not that of this word.
     """
+    num_units: npt.NDArray[np.int64] | None = None
+    """(T,): number of predictions in each token, where the model reads a token as several, such as a Chinese word as
+    its characters; the log-probabilities are then their sums. None: one each."""
+
+    def of_words(self, words: Words) -> TokenLogProbs:
+        """The log-probabilities of words of which these tokens are the units."""
+        starts = np.array(words.starts[:-1])
+        return TokenLogProbs(
+            tokens=words.tokens,
+            forward=np.add.reduceat(self.forward, starts),
+            backward=np.add.reduceat(self.backward, starts),
+            forward_end=self.forward_end,
+            backward_end=self.backward_end,
+            unknown=np.logical_or.reduceat(self.unknown, starts),
+            num_units=np.diff(words.starts),
+        )
 
 
 @dataclass(frozen=True)
@@ -114,8 +132,9 @@ class Scorer:
         """
         results: list[TokenLogProbs | None] = [None] * len(sentences)
         for batch, top in self._top_layers(sentences, batch_tokens):
-            for position, scores in zip(batch.positions, self._score(batch.tokens, top), strict=True):
-                results[position] = scores
+            words: Sequence[Words | None] = batch.words or [None] * len(batch.tokens)
+            for position, own, scores in zip(batch.positions, words, self._score(batch.tokens, top), strict=True):
+                results[position] = scores if own is None or not own.tokens else scores.of_words(own)
         return [scores for scores in results if scores is not None]
 
     def substitutes(self, tokens: Sequence[str], position: int, k: int, *, keep_word: bool = False) -> list[Substitute]:
@@ -123,7 +142,8 @@ class Scorer:
 
         p(w | left, right) is taken as proportional to p(w | left) p(w | right) / p(w), which is exact if left and right
         are independent given w. p(w) is log-uniform in the word's rank, as the vocabulary is sorted by frequency. The
-        special words are excluded.
+        special words are excluded. A token of which the model reads several units, such as a Chinese word, is replaced
+        by words of as many units (see `fills.py`).
 
         Args:
             tokens: The sentence.
@@ -141,7 +161,16 @@ class Scorer:
             raise ValueError(f"position is {position}, the sentence has tokens 0 to {len(tokens) - 1}")
         if k < 1:
             raise ValueError(f"k is {k}: ask for at least one word")
-        ((_, top),) = self._top_layers([list(tokens)], None)  # (1, T+2, 2P)
+        units = [self.runner.tokenizer.units(token) for token in tokens]
+        if len(units[position]) > 1:
+            left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
+            own_word = join_tokens(units[position])
+            filled = fill(self, left, right, len(units[position]))
+            found = [Substitute(join_tokens(parts), log_prob) for parts, log_prob in filled]
+            return [one for one in found if keep_word or one.word != own_word][:k]
+        position = sum(map(len, units[:position]))
+        tokens = list(chain.from_iterable(units))
+        ((_, top),) = self._top_layers([tokens], None)  # (1, T+2, 2P)
         slot = view_of("slot", self.bilm.config.num_layers + 1).tokens(Reading(top[None], (len(tokens),)))[0, position]
         scores = self.log_fit(slot[None])[0]  # (V,)
         own = self.vocabulary.id(tokens[position])
@@ -151,6 +180,25 @@ class Scorer:
         best = scores.topk(min(k, num_fitting))
         words = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
+
+    def next_words(self, prefixes: list[list[str]]) -> Tensor:
+        """Log-probabilities (N, V) of the word after each of N token lists of one length, which begin a sentence."""
+        return self._at_end(prefixes, forward=True)
+
+    def previous_words(self, suffixes: list[list[str]]) -> Tensor:
+        """Log-probabilities (N, V) of the word before each of N token lists of one length, which end a sentence."""
+        return self._at_end(suffixes, forward=False)
+
+    @torch.no_grad()
+    def _at_end(self, parts: list[list[str]], *, forward: bool) -> Tensor:
+        width = self.bilm.config.projection_dim
+        rows: list[Tensor] = [torch.empty(0)] * len(parts)
+        for batch, top in self._top_layers(parts, None):
+            states = top[:, len(parts[0]), :width] if forward else top[:, 1, width:]  # (B, P)
+            log_probs = self.output_layer.logits(states).double().log_softmax(dim=-1).cpu()
+            for position, row in zip(batch.positions, log_probs, strict=True):
+                rows[position] = row
+        return torch.stack(rows)
 
     @torch.no_grad()
     def log_fit(self, slots: Tensor) -> Tensor:
@@ -165,8 +213,7 @@ class Scorer:
         vocabulary = self.vocabulary
         sides = torch.stack(slots.chunk(2, dim=-1), dim=1)  # (N, 2, P)
         scores = self.output_layer.logits(sides).double().log_softmax(dim=-1).sum(dim=1)  # (N, V)
-        ranks = torch.arange(scores.shape[-1], dtype=torch.float64, device=scores.device)
-        scores -= torch.log(torch.log1p(1 / (ranks + 1)))
+        scores -= log_prior(scores.shape[-1]).to(scores.device)
         scores[:, [vocabulary.bos_id, vocabulary.eos_id, vocabulary.unk_id]] = -math.inf
         return scores.log_softmax(dim=-1)
 
@@ -213,6 +260,8 @@ class Scorer:
 def perplexity_of(log_probs: Sequence[TokenLogProbs]) -> Perplexity:
     """The perplexity of scored sentences. Each sentence counts one boundary per direction in addition to its tokens.
 
+    It is per prediction: the words of a list that a model reads by characters count by their characters.
+
     Args:
         log_probs: Scores of at least one sentence.
 
@@ -226,10 +275,16 @@ def perplexity_of(log_probs: Sequence[TokenLogProbs]) -> Perplexity:
     return perplexity_of_sums(
         forward=sum(float(scores.forward.sum()) + scores.forward_end for scores in log_probs),
         backward=sum(float(scores.backward.sum()) + scores.backward_end for scores in log_probs),
-        count=sum(len(scores.tokens) + 1 for scores in log_probs),
-        num_unknown=sum(int(scores.unknown.sum()) for scores in log_probs),
+        count=sum(_num_predictions(scores) + 1 for scores in log_probs),
+        num_unknown=sum(_num_predictions(scores, scores.unknown) for scores in log_probs),
         known=known_forward + known_backward,
     )
+
+
+def _num_predictions(scores: TokenLogProbs, where: npt.NDArray[np.bool_] | None = None) -> int:
+    """Number of predictions in all tokens, or in those of a mask."""
+    sizes = np.ones(len(scores.tokens), np.int64) if scores.num_units is None else scores.num_units
+    return int(sizes.sum() if where is None else sizes[where].sum())
 
 
 def perplexity_of_sums(

@@ -19,7 +19,7 @@ from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.inference.grouping import group
 from elmokit.inference.vectors import Floats, unit
-from elmokit.text import Tokenizer
+from elmokit.text import Tokenizer, join_tokens
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
 NUM_SUBSTITUTES: Final = 5
@@ -39,8 +39,8 @@ class Occurrence:
     """Index of the sentence in the corpus."""
 
     def __str__(self) -> str:
-        parts = [*self.tokens[: self.start], f"[{' '.join(self.tokens[self.start : self.end])}]"]
-        return " ".join([*parts, *self.tokens[self.end :]])
+        parts = [*self.tokens[: self.start], f"[{join_tokens(self.tokens[self.start : self.end])}]"]
+        return join_tokens([*parts, *self.tokens[self.end :]])
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,16 @@ class Reading:
     """Number of tokens of each sentence."""
     weights: Tensor | None = None
     """(B, T): the weight of each word, zero at padding; only "sense" needs it."""
+    starts: tuple[list[int], ...] | None = None
+    """The first token of each word of each sentence, and the number of tokens (W+1 each), where a user's words are
+    several tokens to the model; None if words and tokens are the same."""
 
     def sentence(self, row: int) -> Reading:
         """One sentence of the batch, without padding."""
         length = self.lengths[row]
         weights = None if self.weights is None else self.weights[row : row + 1, :length]
-        return Reading(self.layers[:, row : row + 1, : length + 2], (length,), weights)
+        starts = None if self.starts is None else (self.starts[row],)
+        return Reading(self.layers[:, row : row + 1, : length + 2], (length,), weights, starts)
 
 
 class View(ABC):
@@ -77,6 +81,35 @@ class View(ABC):
         Returns:
             (B, S, 2P), or (L+1, B, S, 2P) of "all", in float32 or wider.
         """
+
+
+class _OfWords(View):
+    """A view whose positions count a user's words, of which the model may read several tokens: Chinese words.
+
+    A word is a phrase of its tokens: in layers it is the mean of its characters.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view, self.needs_weights = view, view.needs_weights
+
+    def tokens(self, reading: Reading) -> Tensor:
+        if reading.starts is None:
+            return self.view.tokens(reading)
+        num_words = max(len(starts) - 1 for starts in reading.starts)
+        rows = []
+        for row, starts in enumerate(reading.starts):
+            bounds = torch.tensor(starts)
+            vectors = self.view.spans(reading.sentence(row), bounds[:-1], bounds[1:])  # (…, 1, W, 2P)
+            rows.append(torch.nn.functional.pad(vectors, (0, 0, 0, num_words - vectors.shape[-2])))
+        return torch.cat(rows, dim=-3).to(reading.layers.dtype)
+
+    def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
+        if reading.starts is None:
+            return self.view.spans(reading, start, end)
+        if len(reading.starts) > 1:
+            raise ValueError("spans of words are taken of one sentence: Reading.sentence")
+        bounds = torch.tensor(reading.starts[0])
+        return self.view.spans(reading, bounds[start], bounds[end])
 
 
 class _Chosen(View):
@@ -223,10 +256,10 @@ def view_of(layers: object, num_layers: int, *, single: bool = False, caller: st
     """
     match check_layers(layers, num_layers, single=single, caller=caller):
         case "slot":
-            return _Slot()
+            return _OfWords(_Slot())
         case "sense":
-            return _Sense()
+            return _OfWords(_Sense())
         case "top":
-            return _Chosen(num_layers - 1)
+            return _OfWords(_Chosen(num_layers - 1))
         case chosen:
-            return _Chosen(chosen)
+            return _OfWords(_Chosen(chosen))

@@ -32,7 +32,7 @@ from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
 from elmokit.text.lexicon import Lexicon
 from elmokit.text.marked import MarkedPhrase, MarkedWord, find_phrase, marked_phrase, marked_word
 from elmokit.text.sentences import as_list, as_tokens, check_sentences, check_tokens
-from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName
+from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName, join_tokens
 from elmokit.text.tokens import tokenize
 from elmokit.text.vocabulary import Vocabulary
 from elmokit.text.weights import WordWeights
@@ -64,6 +64,7 @@ __all__ = [
     "check_sentences",
     "check_tokens",
     "find_phrase",
+    "join_tokens",
     "make_word_ids",
     "marked_phrase",
     "marked_word",

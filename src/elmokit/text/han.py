@@ -39,6 +39,7 @@ TOKEN: Final = re.compile(
     rf"|\S{_EXTENDS}*(?:\u200d[^\s\w]{_EXTENDS}*)*"
 )
 HAN: Final = re.compile(f"[{_HAN}]")
+UNSPACED: Final = re.compile(rf"[{_HAN}{_KANA}\u3000-\u303f\uff00-\uffef]")  # no space is written beside these
 
 _CLOSERS: Final = "”’」』）】〕》〉\"')\\]}»"
 _END: Final = re.compile(

@@ -6,6 +6,7 @@ Input: a string.  Output: its tokens, tokens with offsets, or the tokens of each
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -88,6 +89,11 @@ class Tokenizer:
         ]
         return [sentence for sentence in sentences if sentence]
 
+    @property
+    def splits_words(self) -> bool:
+        """Whether a token of a user's list may be several units."""
+        return self.name == "han"
+
     def units(self, token: str) -> list[str]:
         """The tokens that a model reads for one token of a user's list.
 
@@ -97,7 +103,7 @@ class Tokenizer:
         >>> Tokenizer("han").units("银行"), Tokenizer().units("can't")
         (['银', '行'], ["can't"])
         """
-        if self.name != "han" or len(token) < 2:
+        if not self.splits_words or len(token) < 2:
             return [token]
         return _han_tokens(token) or [token]
 
@@ -113,6 +119,19 @@ class Tokenizer:
             if (ends and not _NOT_AN_END.fullmatch(before)) or space[0].count("\n") > 1:
                 bounds.append(chunk)
         return bounds
+
+
+def join_tokens(tokens: Iterable[str]) -> str:
+    """A sentence of tokens, to be read: with spaces, but none beside a Chinese character or mark.
+
+    >>> join_tokens(["我", "的", "iPhone", "15", "，", "好"])
+    '我的iPhone 15，好'
+    """
+    text = ""
+    for token in tokens:
+        is_joined = not text or not token or han.UNSPACED.match(text[-1]) or han.UNSPACED.match(token)
+        text += token if is_joined else f" {token}"
+    return text
 
 
 def _han_tokens(text: str) -> list[str]:

@@ -1,0 +1,152 @@
+"""Words of several tokens: a model that reads Chinese characters takes lists of Chinese words."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from elmokit import ELMo, embed_spans
+from elmokit.config import BiLMConfig
+from elmokit.inference.scores import perplexity_of
+from elmokit.network import BiLM, OutputLayer
+from elmokit.text import Tokenizer, Vocabulary, join_tokens
+
+CHARACTERS = [*"的我去银行取钱河边走在苹果吃打电话了", "，", "。", "iPhone"]
+WORDS = [["我", "去", "银行", "取钱", "。"], [], ["打电话", "了", "iPhone"], ["我", "走", "。"]]
+VIEWS = ["average", "top", 0, 1, "all", "slot", "sense"]
+
+
+@pytest.fixture(scope="module")
+def elmo():
+    torch.manual_seed(4)
+    bilm = BiLM(BiLMConfig(filters=((1, 4), (2, 4), (3, 8)), num_highways=1, cell_dim=12, projection_dim=6))
+    output_layer = OutputLayer(len(CHARACTERS) + 3, 6)
+    torch.nn.init.normal_(output_layer.weight)
+    vocabulary = Vocabulary(["<S>", "</S>", "<UNK>", *CHARACTERS])
+    return ELMo(bilm, output_layer=output_layer, vocabulary=vocabulary, tokenizer="han").eval()
+
+
+def split(words):
+    """(characters, spans of the words among them), computed word by word."""
+    characters, spans = [], []
+    for word in words:
+        own = [word] if word.isascii() else list(word)
+        spans.append((len(characters), len(characters) + len(own)))
+        characters += own
+    return characters, spans
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, "average", "top"])
+def test_a_word_is_the_mean_of_its_characters(elmo, layers):
+    for words, vectors in zip(WORDS, elmo.embed(WORDS, layers=layers), strict=True):
+        characters, spans = split(words)
+        (by_character,) = elmo.embed([characters], layers=layers)
+        expected = [by_character[start:end].mean(axis=0) for start, end in spans]
+        np.testing.assert_allclose(vectors, np.array(expected).reshape(len(words), elmo.dim), atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", VIEWS)
+def test_a_word_of_a_list_is_the_span_of_its_characters(elmo, layers):
+    lists = [words for words in WORDS if words]
+    by_word = elmo.embed(lists, layers=layers)
+    texts, spans = zip(*map(split, lists), strict=True)
+    for words, spanned in zip(by_word, embed_spans(elmo, texts, spans, layers=layers), strict=True):
+        np.testing.assert_allclose(words, spanned, atol=1e-5)
+
+
+def test_words_and_characters_may_be_mixed_in_one_call(elmo):
+    together = elmo.embed([*WORDS, "我去银行取钱。"])
+    for one, words in zip(together, [*WORDS, "我去银行取钱。"], strict=True):
+        np.testing.assert_allclose(one, elmo.embed([words])[0], atol=1e-6)
+
+
+def test_characters_of_a_list_are_read_as_those_of_a_string(elmo):
+    np.testing.assert_array_equal(elmo.embed(["我去银行。"])[0], elmo.embed([[*"我去银行。"]])[0])
+
+
+def test_spans_of_a_list_count_its_words(elmo):
+    characters, _ = split(WORDS[0])
+    for how in ("mean", "ends"):
+        (of_words,) = embed_spans(elmo, [WORDS[0]], [[(2, 4), (0, 1)]], how="mean")
+        (of_characters,) = embed_spans(elmo, [characters], [[(2, 6), (0, 1)]], how="mean")
+        np.testing.assert_allclose(of_words, of_characters, atol=1e-6, err_msg=how)
+
+
+def test_spans_of_raw_text_count_its_characters(elmo):
+    text = "我 去\n银行 取钱。"
+    (of_text,) = embed_spans(elmo, [text], [[(text.index("银"), text.index("行") + 1)]], unit="characters")
+    (of_list,) = embed_spans(elmo, [[*"我去银行取钱。"]], [[(2, 4)]])
+    np.testing.assert_allclose(of_text, of_list, atol=1e-6)
+
+
+def test_a_sentence_of_words_is_the_mean_of_its_words(elmo):
+    np.testing.assert_allclose(elmo.encode([WORDS[0]])[0], elmo.embed([WORDS[0]])[0].mean(axis=0), atol=1e-6)
+
+
+def test_similarity_finds_a_word_of_several_characters(elmo):
+    first, second = "我去银行取钱。", "他在银行。"
+    expected = embed_spans(elmo, [first, second], [[(2, 4)], [(2, 4)]], layers="sense")
+    a, b = (vectors[0] for vectors in expected)
+    cosine = float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    assert elmo.similarity(first, second, word="银行") == pytest.approx(cosine, abs=1e-5)
+    lists = ["我", "去", "银行", "取钱", "。"], ["他", "在", "银行", "。"]
+    assert elmo.similarity(*lists, word="银行") == pytest.approx(cosine, abs=1e-5)
+
+
+def test_senses_of_a_word_of_several_characters(elmo):
+    found = elmo.senses("银行", ["我去银行取钱。", "河边走。", ["在", "银行", "，", "银行"], "银河行"])
+    places = [(one.sentence, one.start, one.end) for one in found.occurrences]
+    assert places == [(0, 2, 4), (2, 1, 2), (2, 3, 4)]
+    assert str(found.occurrences[0]) == "我去[银行]取钱。"
+
+
+def test_log_probabilities_of_words_are_sums_over_their_characters(elmo):
+    characters, spans = split(WORDS[0])
+    (by_character,) = elmo.log_probs([characters])
+    (by_word,) = elmo.log_probs([WORDS[0]])
+    assert by_word.tokens == WORDS[0]
+    for name in ("forward", "backward"):
+        expected = [getattr(by_character, name)[start:end].sum() for start, end in spans]
+        np.testing.assert_allclose(getattr(by_word, name), expected, atol=1e-6)
+    assert by_word.forward_end == pytest.approx(by_character.forward_end, abs=1e-6)
+    assert elmo.log_probs([["我", "龘行"]])[0].unknown.tolist() == [False, True]
+
+
+def test_perplexity_is_per_character_however_characters_are_grouped(elmo):
+    characters, _ = split(WORDS[0])
+    by_word, by_character = elmo.perplexity([WORDS[0]]), elmo.perplexity([characters])
+    assert by_word.both == pytest.approx(by_character.both, rel=1e-6)
+    assert by_word.num_tokens == by_character.num_tokens == len(characters) + 1
+    unknown = perplexity_of(elmo.log_probs([["我", "龘行", "走"]]))
+    assert unknown.num_unknown == 2  # the characters of a word with an unknown one
+
+
+def test_substitutes_of_a_word_of_two_characters_are_the_best_of_all_pairs(elmo):
+    left, right = [*"我去"], [*"取钱。"]
+    letters = [word for word in CHARACTERS if word.isalnum()]
+    prior = {word: np.log(np.log1p(1 / (4 + rank))) for rank, word in enumerate(CHARACTERS)}
+    scores = {}
+    for pair in itertools.product(letters, letters):
+        whole, bare = elmo.log_probs([[*left, *pair, *right], list(pair)])
+        of_pair = (prior[pair[0]] + bare.forward[1] + prior[pair[1]] + bare.backward[0]) / 2
+        scores[pair] = whole.forward[2:4].sum() + whole.backward[2:4].sum() - of_pair
+    best = max((pair for pair in scores if pair != ("银", "行")), key=lambda pair: scores[pair])
+    found = elmo.substitutes("我去[银行]取钱。", k=5)
+    assert found[0].word == join_tokens(best)
+    assert [one.log_prob for one in found] == sorted((one.log_prob for one in found), reverse=True)
+    assert all(len(Tokenizer("han")(one.word)) == 2 and one.word != "银行" for one in found)
+    assert elmo.substitutes(["我", "去", "银行", "取钱", "。"], position=2, k=5) == found
+    assert elmo.substitutes("我去[__]取钱。", k=1)[0].word in (found[0].word, "银行")
+
+
+def test_substitutes_of_one_character(elmo):
+    for blank in ("我[]银行", "我[去]银行"):
+        assert len(elmo.substitutes(blank, k=3)[0].word) in (1, 6)
+    by_word = elmo.substitutes(["我", "去", "银行"], position=1, k=3)
+    assert by_word == elmo.substitutes([*"我去银行"], position=1, k=3)
+
+
+def test_a_blank_that_is_too_long_is_refused(elmo):
+    with pytest.raises(ValueError, match="the blank has 9 tokens: words of at most 8 tokens"):
+        elmo.substitutes("我[一二三四五六七八九]去")
