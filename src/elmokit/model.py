@@ -9,6 +9,7 @@ method does is in the rooms above.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE, SoftmaxUrls
 from elmokit.storage.official import read_official_model, write_official, write_softmax, write_token_embeddings
 from elmokit.text import (
     TREEBANK,
+    KnownScripts,
     Lexicon,
     Tokenizer,
     TokenizerName,
@@ -66,6 +68,8 @@ from elmokit.text import (
 )
 
 Array = npt.NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense, against the largest: not "the" and "of"
 
@@ -148,6 +152,7 @@ class ELMo(nn.Module):
         if vocabulary is not None:
             self._words_by_frequency = vocabulary.words
         self._word_weights: WordWeights | None = None
+        self._known_scripts: KnownScripts | None = None
         self._runner = Runner(make_word_ids(bilm.config, vocabulary, lexicon), Tokenizer(tokenizer), state)
 
     # ---- from and to files -------------------------------------------------------------------------------------------
@@ -450,6 +455,7 @@ class ELMo(nn.Module):
             word, then its characters. Shorter sentences end in zeros.
         """
         tokens = as_tokens(sentences, self.tokenizer)
+        self._check_scripts(tokens)
         columns = self.word_ids.num_columns
         shape = (len(tokens), max(map(len, tokens), default=0), *(() if columns is None else (columns,)))
         ids = torch.zeros(shape, dtype=torch.long)
@@ -907,6 +913,7 @@ class ELMo(nn.Module):
         with reporting(show_progress, "sentences", total) as progress:
             # a biLM that is being trained changes at every step, and what the cache holds with it
             for batch, output in self._runner.run(self.bilm, sentences, batch_size=batch_size, use_cache=self.freeze):
+                self._check_scripts(batch.tokens)
                 weights = None
                 if weighted:
                     by_token = self.word_weights.batch(batch.tokens, max(batch.lengths, default=0))
@@ -915,6 +922,23 @@ class ELMo(nn.Module):
                 yield batch, Reading(output.layers, tuple(batch.lengths), weights, starts)
                 num_done += len(batch.positions)
                 progress(num_done, total)
+
+    def _check_scripts(self, sentences: list[list[str]]) -> None:
+        """Warn, once for each script, of text in a script that the words of the model's vocabulary do not have."""
+        if self._words_by_frequency is None or all(word.isascii() for tokens in sentences for word in tokens):
+            return
+        if self._known_scripts is None:
+            self._known_scripts = KnownScripts(self._words_by_frequency)
+        if script := self._known_scripts.unseen(sentences):
+            known = ", ".join(sorted(self._known_scripts.scripts)) or "none"
+            hint = '; for Chinese, load the model "zh"' if script == "Han" and names.is_embedded("zh") else ""
+            logger.warning(
+                "text in %s letters: this model was trained on other scripts (%s) and its vectors of such text mean "
+                "little%s",
+                script,
+                known,
+                hint,
+            )
 
 
 def _output_layer(softmax: Mapping[str, Tensor]) -> OutputLayer:

@@ -164,6 +164,11 @@ def english_vocabulary() -> Vocabulary:
     return Vocabulary.load(embedded / VOCABULARY_FILE)
 
 
+def is_embedded(name: str) -> bool:
+    """Whether a model of this name is part of the package."""
+    return name in _embedded_models()
+
+
 def _embedded_models() -> dict[str, Path]:
     """Name -> folder of each model in the package: every folder under models/ that holds one."""
     folder = Path(str(resources.files("elmokit") / "models"))

@@ -9,6 +9,7 @@
     lexicon.py     words -> ids of a model's own characters and words
     ids.py         words -> the ids that a biLM reads: one protocol, three implementations
     marked.py      where a word is in a sentence
+    scripts.py     sentences -> a script that a model has not seen
     weights.py     words -> how much each tells about its context
 
 No file here imports torch at its top, so that the processes that prepare text start fast.
@@ -31,6 +32,7 @@ from elmokit.text.characters import (
 from elmokit.text.ids import WordIds, make_word_ids, word_ids_of_sizes
 from elmokit.text.lexicon import Lexicon
 from elmokit.text.marked import MarkedPhrase, MarkedWord, find_phrase, marked_phrase, marked_word
+from elmokit.text.scripts import KnownScripts
 from elmokit.text.sentences import as_list, as_tokens, check_sentences, check_tokens
 from elmokit.text.tokenizer import TREEBANK, Token, Tokenizer, TokenizerName, join_tokens
 from elmokit.text.tokens import tokenize
@@ -49,6 +51,7 @@ __all__ = [
     "PAD",
     "TREEBANK",
     "UNK_TOKEN",
+    "KnownScripts",
     "Lexicon",
     "MarkedPhrase",
     "MarkedWord",
