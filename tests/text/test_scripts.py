@@ -28,6 +28,7 @@ CHINESE = ["<S>", "</S>", "<UNK>", *"的一是不了在人有我他这", "iPhone
             ("😀", None),
             ("\ud800", None),
         ],
+        ("7", None),
     ],
 )
 def test_scripts_of_characters(character, script):
