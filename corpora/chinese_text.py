@@ -1,7 +1,7 @@
 """Turn clones of public repositories into the training text of the Chinese model.
 
 Input: git clones (bare or with a work tree) and the evaluation sets, whose sentences no training text may hold.
-Output: `train-NN.txt.xz`: sentences, one per line, with an empty line between documents, in an order of documents that
+Output: `train-NN.txt.gz`: sentences, one per line, with an empty line between documents, in an order of documents that
 depends on a fixed seed; `heldout-KIND.txt`; `counts.json`; `samples/NAME.txt` with random lines of each source;
 `TABLE.md` with what each source gave.
 
@@ -18,10 +18,10 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import gzip
 import hashlib
 import html
 import json
-import lzma
 import random
 import re
 import sys
@@ -429,7 +429,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clones", type=Path, required=True, help="Folder of the clones, owner+name or owner/name.")
     parser.add_argument("--sets", type=Path, help="Folder of evaluation sets; their sentences are left out.")
     parser.add_argument("--out", type=Path, required=True, help="Folder of the results.")
-    parser.add_argument("--parts", type=int, default=24, help="Number of train-NN.txt.xz files.")
+    parser.add_argument("--parts", type=int, default=24, help="Number of train-NN.txt.gz files.")
     parser.add_argument("--most-files", type=int, help="Read at most this many files per source, for a trial.")
     options = parser.parse_args(arguments)
     (options.out / "samples").mkdir(parents=True, exist_ok=True)
@@ -465,8 +465,8 @@ def main(arguments: list[str] | None = None) -> None:
         (options.out / f"heldout-{kind}.txt").write_text(text + "\n", encoding="utf-8")
     random.Random(13).shuffle(documents)
     for part in range(options.parts):
-        path = options.out / f"train-{part:02d}.txt.xz"
-        with lzma.open(path, "wb", preset=3) as file:
+        path = options.out / f"train-{part:02d}.txt.gz"
+        with gzip.open(path, "wb", compresslevel=6) as file:
             for document in documents[part :: options.parts]:
                 file.write(document + b"\n\n")
     (options.out / "counts.json").write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -213,5 +213,7 @@ def _read_sentences(file: Path, tokenized: Tokenized, advance: Advance) -> Itera
 
 def _mark(neighbour: Neighbour) -> str:
     """The sentence of a neighbour, with the word in brackets."""
+    from elmokit.text import join_tokens
+
     before, after = neighbour.tokens[: neighbour.index], neighbour.tokens[neighbour.index + 1 :]
-    return " ".join([*before, f"[{neighbour.word}]", *after])
+    return join_tokens([*before, f"[{neighbour.word}]", *after])

@@ -50,7 +50,7 @@ from elmokit.inference.senses import Occurrence, WordSenses
 from elmokit.inference.vectors import check_vectors, unit
 from elmokit.inference.views import check_layers, view_of
 from elmokit.model import ELMo
-from elmokit.text import check_sentences, check_tokens, marked_phrase
+from elmokit.text import check_sentences, check_tokens, join_tokens, marked_phrase
 
 log = logging.getLogger(__name__)
 
@@ -306,8 +306,8 @@ class WordIndex:
         _check_kind(model)
         k, same_word = check_integer("k", k), check_flag("same_word", same_word)
         asked = marked_phrase(sentence, model.tokenizer)
-        if same_word and asked.end - asked.start > 1:
-            phrase = asked.tokens[asked.start : asked.end]
+        phrase = asked.tokens[asked.start : asked.end]
+        if same_word and len(phrase) > 1 and not model.tokenizer.splits_words:
             raise ValueError(f"same_word is for one token, and {phrase} are {len(phrase)}: mark one, or leave it out")
         self.check_model(model)
         ((_, reading),) = model.readings([asked.tokens])
@@ -316,7 +316,7 @@ class WordIndex:
         if not query.any():
             raise ValueError(f"{sentence!r} has no other word, so nothing tells what this one means: add its context")
         if same_word:
-            rows = self._rows_of(asked.tokens[asked.start])
+            rows = self._rows_of(join_tokens(phrase))
             ranking = compare_some(np.asarray(unit(query[0]), np.float32), self._files.vectors, rows)
             return self._one_per_sentence(ranking, asked.tokens, k)
         num_rows = 2 * k
@@ -331,7 +331,7 @@ class WordIndex:
         """The best word of each of the first k sentences other than the one that was asked about."""
         found: dict[int, Neighbour] = {}
         for word, cosine in zip(self._files.words(ranking.rows), ranking.cosines, strict=True):
-            if word.tokens != asked:
+            if "".join(word.tokens) != "".join(asked):  # Chinese words, or their characters
                 neighbour = Neighbour(
                     word.tokens, word.position, word.tokens[word.position], float(cosine), word.sentence_number
                 )

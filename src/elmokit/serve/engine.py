@@ -105,6 +105,11 @@ class Engine:
         """Run the model once; see the function `warm_up`."""
         warm_up(self.model)
 
+    def num_units(self, tokens: list[str]) -> int:
+        """Number of tokens that the model reads for a token list: a Chinese word counts by its characters."""
+        tokenizer = self.model.tokenizer
+        return sum(len(tokenizer.units(token)) for token in tokens) if tokenizer.splits_words else len(tokens)
+
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
     async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce]) -> list[Vectors]:
@@ -118,21 +123,21 @@ class Engine:
         Returns:
             The result of the function for each sentence.
         """
-        if not self.model.reads_words:
+        if not self.model.reads_words and not self.model.tokenizer.splits_words:
             # The cache of words need not keep the characters that the model does not read. One more is kept: a word
             # that is cut does not have the weight of another word, which ends there.
             limit = self.model.config.max_characters + 1
             sentences = [[token[:limit] for token in tokens] for tokens in sentences]
         reduces = [reduce] * len(sentences) if callable(reduce) else reduce
-        return await self._submit("vectors", list(zip(sentences, reduces, strict=True)), map(len, sentences))
+        return await self._submit("vectors", list(zip(sentences, reduces, strict=True)), map(self.num_units, sentences))
 
     async def log_probs(self, sentences: Sequence[list[str]]) -> list[TokenLogProbs]:
         """Log-probabilities of every token of each token list."""
-        return await self._submit("log_probs", sentences, map(len, sentences))
+        return await self._submit("log_probs", sentences, map(self.num_units, sentences))
 
     async def substitutes(self, query: SubstituteQuery) -> list[Substitute]:
         """The likeliest words for a place in a sentence, best first."""
-        results: list[list[Substitute]] = await self._submit("substitutes", [query], [len(query.tokens)])
+        results: list[list[Substitute]] = await self._submit("substitutes", [query], [self.num_units(query.tokens)])
         return results[0]
 
     async def neighbours(self, query: NeighbourQuery) -> list[Neighbour]:

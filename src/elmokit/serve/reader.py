@@ -61,15 +61,16 @@ class RequestReader:
         if truncation is not None and truncation.truncate:
             from_left = truncation.truncation_direction.lower() == "left"
             sentences = [tokens[-limit:] if from_left else tokens[:limit] for tokens in sentences]
-        for index, tokens in enumerate(sentences):
-            if len(tokens) > limit:
+        lengths = [self.engine.num_units(tokens) for tokens in sentences]
+        for index, length in enumerate(lengths):
+            if length > limit:
                 raise RefusalError(
                     413,
                     "Validation",
-                    f"{name}[{index}] has {len(tokens):,} tokens, at most {limit:,} are allowed: split it into "
+                    f"{name}[{index}] has {length:,} tokens, at most {limit:,} are allowed: split it into "
                     "sentences" + ("" if truncation is None else ", or send truncate: true"),
                 )
-        self.admit(request, [len(tokens) for tokens in sentences])
+        self.admit(request, lengths)
         return sentences
 
     def admit(self, request: Request, lengths: Sequence[int]) -> None:

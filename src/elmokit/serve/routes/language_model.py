@@ -48,7 +48,10 @@ def add_language_model(app: FastAPI, reader: RequestReader) -> None:
 
 def _log_probs_response(scores: list[TokenLogProbs]) -> Response:
     """The scores of each sentence with its perplexity."""
-    fields = [{**vars(one), "perplexity": perplexity_of([one])} for one in scores]
+    fields = []
+    for one in scores:
+        known = {name: value for name, value in vars(one).items() if value is not None}
+        fields.append({**known, "perplexity": perplexity_of([one])})
     return wire.json_response(fields)
 
 

@@ -1,6 +1,6 @@
 // Neighbours: a word in its sentence -> the nearest words of an indexed corpus, in theirs.
 
-import { lastOnly, later, make, needsSpace, tokenized } from "./panel.js";
+import { joined, lastOnly, later, make, needsSpace, tokenized } from "./panel.js";
 import { ask } from "./server.js";
 
 const EXAMPLE = "He sat on the [bank] of the river.";
@@ -48,7 +48,7 @@ export function neighboursPanel(section, info, changed) {
   }
 
   function mark(tokens, place) {
-    text.value = tokens.with(place, `[${tokens[place]}]`).join(" ");
+    text.value = joined(tokens.with(place, `[${tokens[place]}]`));
     look();
     changed();
   }

@@ -137,7 +137,7 @@ export function nextPanel(section, info, changed) {
       downName: "backward",
       chosen: chosen.place,
       unit: "bits",
-      label: `Bits of surprise at each word of: ${tokens.join(" ")}; the numbers are in the strip above`,
+      label: `Bits of surprise at each word of: ${joined(tokens)}; the numbers are in the strip above`,
       onChoose: (place) => choose(chosen.sentence, place),
     });
   }
@@ -151,10 +151,10 @@ export function nextPanel(section, info, changed) {
     changed();
   }
 
-  // the tokens are written with spaces between them: they are read as the same tokens again
+  // the tokens are written such that they are read as the same tokens again
   function putIn(word) {
     const { sentence, place } = chosen;
-    const given = seen.sentences.map(({ tokens }, number) => (number === sentence ? tokens.with(place, word).join(" ") : lines(seen.text)[number]));
+    const given = seen.sentences.map(({ tokens }, number) => (number === sentence ? joined(tokens.with(place, word)) : lines(seen.text)[number]));
     text.value = given.join("\n");
     score();
     changed();

@@ -63,7 +63,19 @@ const CLOSING = /^([.,;:!?)\]}’”%]|'s|n't|'re|'ve|'ll|'d|'m|'')$/i;
 const OPENING = /^([([{“‘$]|``)$/;
 
 export function needsSpace(before, token) {
-  return before !== undefined && !CLOSING.test(token) && !OPENING.test(before);
+  return before !== undefined && !CLOSING.test(token) && !OPENING.test(before) && !touchesHan(before, token);
+}
+
+// no space is written beside a Chinese or Japanese character or mark
+const HAN = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u303f\uff00-\uffef]/u;
+
+function touchesHan(before, token) {
+  return HAN.test([...before].at(-1) ?? "") || HAN.test([...token][0] ?? "");
+}
+
+// A sentence that is read as the same tokens again: spaces between them, but for Chinese characters.
+export function joined(tokens) {
+  return tokens.reduce((text, token) => (text === "" || touchesHan(text.replace(/\]$/, ""), token.replace(/^\[/, "")) ? text + token : `${text} ${token}`), "");
 }
 
 export function snippet(tokens, place, around = 3) {
