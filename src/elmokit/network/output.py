@@ -100,11 +100,12 @@ def block_log_probs(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tenso
     Returns:
         (N,).
     """
-    scores = torch.linalg.vecdot(hidden, weight.detach()[targets]) + bias.detach()[targets]  # (N,)
-    blocks = list(zip(weight.detach().split(WORDS_AT_ONCE), bias.detach().split(WORDS_AT_ONCE), strict=True))
+    weight, bias = weight.detach(), bias.detach()
+    scores: Tensor = torch.linalg.vecdot(hidden, weight[targets]) + bias[targets]  # (N,)
+    blocks = list(zip(torch.split(weight, WORDS_AT_ONCE), torch.split(bias, WORDS_AT_ONCE), strict=True))
 
     def run(rows: Tensor, found: Tensor) -> None:
-        for part, result in zip(rows.split(ROWS_AT_ONCE), found.split(ROWS_AT_ONCE), strict=True):
+        for part, result in zip(torch.split(rows, ROWS_AT_ONCE), torch.split(found, ROWS_AT_ONCE), strict=True):
             sums = [torch.addmm(some_bias, part, some.t()).logsumexp(dim=1) for some, some_bias in blocks]
             result -= torch.stack(sums).logsumexp(dim=0)
 
