@@ -213,8 +213,8 @@ def convert(
     if target.exists() and target.samefile(layout.folder):
         raise ValueError(f"{target} is the folder of SRC: name another folder")
     elmo = _read_model(source, layout, softmax, vocabulary)
-    # the official format has no lexicon
-    is_ours = isinstance(layout, ElmokitFolder) and elmo.lexicon is None
+    # the official format has no lexicon and no transformer
+    is_ours = isinstance(layout, ElmokitFolder) and elmo.lexicon is None and elmo.config.architecture == "lstm"
     to = to or ("official" if is_ours and dtype is None else "elmokit")
     if to == "official":
         elmo.export_hdf5(target)

@@ -13,18 +13,14 @@ number of steps with boundary tokens). Nothing is traced, so the file does not d
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from elmokit import ELMo, ScalarMix, __version__
 from elmokit.arguments import check_path
@@ -33,16 +29,16 @@ from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.inference.views import HALF_DISTANCE, REACH, SURROUNDINGS, check_layers
 from elmokit.settings import to_mapping
-from elmokit.storage.folder import SCALE, Storage, stored
+from elmokit.storage.folder import Storage, stored
 
 require("onnx", extra="onnx")
 
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
+
+from elmokit.integrations.onnx_graph import Array, Directions, Graph, Shape, integer, ints, number, values_of
+from elmokit.integrations.onnx_transformer import normalized, transformer_layers
 
 Layers = Literal["all", "average", "top", "slot", "sense", "mix"] | int
-Directions = list[str]  # forward and backward, (S, B, P) each
-Shape = tuple[str | int, ...]
-Array = npt.NDArray[Any]
 
 OPSET, IR_VERSION = 18, 8  # those of onnx 1.13: old enough for ONNX Runtime 1.15, which was tried
 LARGEST_FILE = 2**31 - 2**20  # the limit of protobuf is 2 GiB; nodes and names take far less than a MiB
@@ -113,7 +109,7 @@ def export_onnx(
     computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
     vectors = _vectors(graph, chosen, computed, mask, fractions)
     # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
-    graph("Where", graph("Unsqueeze", mask, _ints(2)), vectors, _float(0), output=next(iter(outputs)))
+    graph("Where", graph("Unsqueeze", mask, ints(2)), vectors, number(0), output=next(iter(outputs)))
     graph("Identity", mask, output="mask")
     content = _model(graph, inputs, outputs, metadata).SerializeToString()
     with replacing(path) as temporary:
@@ -154,64 +150,17 @@ def _word_weights(model: ELMo) -> str:
 # ---- the graph, in the order that data flows -------------------------------------------------------------------------
 
 
-class Graph:
-    """Nodes and constants of a graph: `graph(operator, inputs…)` adds a node and returns the name of its output."""
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.weights = weights
-        self.nodes: list[NodeProto] = []
-        self.constants: list[TensorProto] = []
-        self._numbers = itertools.count()
-
-    def __call__(self, operator: str, *inputs: str | Array, output: str | None = None, **attributes: Any) -> str:
-        return self.several(operator, *inputs, outputs=[output or self.new_name(operator)], **attributes)[0]
-
-    def several(self, operator: str, *inputs: str | Array, outputs: list[str], **attributes: Any) -> list[str]:
-        """Add a node with several outputs; an output that is not used is named ""."""
-        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        self.nodes.append(helper.make_node(operator, names, outputs, **attributes))
-        return outputs
-
-    def new_name(self, stem: str) -> str:
-        """A name that is not used in this graph or in the bodies of its loops."""
-        return f"{stem}_{next(self._numbers)}"
-
-    def constant(self, values: Array, name: str | None = None) -> str:
-        """Add values to the file."""
-        name = name or self.new_name("constant")
-        self.constants.append(numpy_helper.from_array(values, name))
-        return name
-
-    def weight(self, name: str, direction: int | None = None) -> str:
-        """A tensor of the biLM, or its part for one direction, in float32.
-
-        A smaller type is widened by nodes that read only constants: a runtime does that once, when it loads the file.
-        """
-        tensor, scale = self.weights[name], self.weights.get(name + SCALE)
-        if direction is not None:
-            name, tensor = f"{name}.{('forward', 'backward')[direction]}", tensor[direction]
-            scale = None if scale is None else scale[direction]
-        widened = self.constant(tensor.numpy(), name)
-        if tensor.dtype != torch.float32:
-            widened = self("Cast", widened, to=TensorProto.FLOAT)
-        return widened if scale is None else self("Mul", widened, scale.float().numpy())
-
-    def body(self) -> Graph:
-        """The graph of a loop's step, which can use the names of this one and keeps its constants here."""
-        inner = Graph(self.weights)
-        inner.constants, inner._numbers = self.constants, self._numbers
-        return inner
-
-
 def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[Directions], str]:
     """`ids` -> all layers with their boundary tokens, and the mask (B, T)."""
     tokens, active, mask = _tokens(graph, config, boundary_ids)
     directions = [tokens, tokens]
     layers = [directions]
-    for number in range(config.num_layers):
+    if config.architecture == "transformer":
+        return [*layers, *transformer_layers(graph, config, tokens, active)], mask
+    for layer in range(config.num_layers):
         inputs = directions
-        directions = [_lstm(graph, config, number, d, inputs[d], active) for d in (0, 1)]  # (S, B, P) each
-        if number > 0 and config.skip_connections:
+        directions = [_lstm(graph, config, layer, d, inputs[d], active) for d in (0, 1)]  # (S, B, P) each
+        if layer > 0 and config.skip_connections:
             directions = [graph("Add", *pair) for pair in zip(directions, inputs, strict=True)]
         layers.append(directions)
     return layers, mask
@@ -221,14 +170,14 @@ def _vectors(graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: s
     """(B, T, 2P), or (L+1, B, T, 2P) of all layers."""
     if chosen == "all":
         joined = [graph("Concat", *layer, axis=2) for layer in layers]  # (S, B, 2P) each
-        stacked = graph("Concat", *(graph("Unsqueeze", layer, _ints(0)) for layer in joined), axis=0)
-        return graph("Transpose", graph("Slice", stacked, _ints(1), _ints(-1), _ints(1)), perm=[0, 2, 1, 3])
+        stacked = graph("Concat", *(graph("Unsqueeze", layer, ints(0)) for layer in joined), axis=0)
+        return graph("Transpose", graph("Slice", stacked, ints(1), ints(-1), ints(1)), perm=[0, 2, 1, 3])
     if chosen == "slot":
         time_first = _slot(graph, layers[-1])
     elif chosen == "sense":
         said = graph("Sub", _slot(graph, layers[-1]), _slot_without_context(graph, layers[-1], mask))
         surroundings = _unit(graph, _surroundings(graph, layers, mask))
-        time_first = graph("Add", _unit(graph, said), graph("Mul", surroundings, _float(SURROUNDINGS)))
+        time_first = graph("Add", _unit(graph, said), graph("Mul", surroundings, number(SURROUNDINGS)))
     else:
         time_first = _weighted_sum(graph, layers, parts)
     return graph("Transpose", time_first, perm=[1, 0, 2])
@@ -237,76 +186,78 @@ def _vectors(graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: s
 def _weighted_sum(graph: Graph, layers: Sequence[Directions], fractions: Mapping[int, float]) -> str:
     """(T, B, 2P)."""
     joined = {layer: graph("Concat", *layers[layer], axis=2) for layer in fractions}  # (S, B, 2P) each
-    total = graph("Sum", *(graph("Mul", joined[layer], _float(part)) for layer, part in fractions.items()))
-    return graph("Slice", total, _ints(1), _ints(-1), _ints(0))
+    total = graph("Sum", *(graph("Mul", joined[layer], number(part)) for layer, part in fractions.items()))
+    return graph("Slice", total, ints(1), ints(-1), ints(0))
 
 
 def _slot(graph: Graph, top: Directions) -> str:
     """(T, B, 2P): forward at the token before, backward at the token after."""
-    before = graph("Slice", top[0], _ints(0), _ints(-2), _ints(0))  # (T, B, P)
-    after = graph("Slice", top[1], _ints(2), _ints(np.iinfo(np.int64).max), _ints(0))
+    before = graph("Slice", top[0], ints(0), ints(-2), ints(0))  # (T, B, P)
+    after = graph("Slice", top[1], ints(2), ints(np.iinfo(np.int64).max), ints(0))
     return graph("Concat", before, after, axis=2)
 
 
 def _slot_without_context(graph: Graph, top: Directions, mask: str) -> str:
     """(1, B, 2P): forward at <S>, backward at </S>."""
-    first = graph("Slice", top[0], _ints(0), _ints(1), _ints(0))  # (1, B, P)
-    lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), _ints(1), keepdims=0)  # (B,)
-    num_steps = graph("Gather", graph("Shape", top[1]), _int(0))
-    steps = graph("Unsqueeze", graph("Range", _int(0), num_steps, _int(1)), _ints(1))  # (S, 1)
-    is_end = graph("Unsqueeze", graph("Equal", steps, graph("Add", lengths, _int(1))), _ints(2))  # (S, B, 1)
-    last = graph("ReduceSum", graph("Where", is_end, top[1], _float(0)), _ints(0), keepdims=1)  # (1, B, P)
+    first = graph("Slice", top[0], ints(0), ints(1), ints(0))  # (1, B, P)
+    lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), ints(1), keepdims=0)  # (B,)
+    num_steps = graph("Gather", graph("Shape", top[1]), integer(0))
+    steps = graph("Unsqueeze", graph("Range", integer(0), num_steps, integer(1)), ints(1))  # (S, 1)
+    is_end = graph("Unsqueeze", graph("Equal", steps, graph("Add", lengths, integer(1))), ints(2))  # (S, B, 1)
+    last = graph("ReduceSum", graph("Where", is_end, top[1], number(0)), ints(0), keepdims=1)  # (1, B, P)
     return graph("Concat", first, last, axis=2)
 
 
 def _surroundings(graph: Graph, layers: Sequence[Directions], mask: str) -> str:
     """(T, B, 2P): the sum of the other words, by `weights` and by nearness; see `elmokit.inference.views`."""
     average = _weighted_sum(graph, layers, dict.fromkeys(range(len(layers)), 1 / len(layers)))
-    weights = graph("Transpose", graph("Where", mask, "weights", _float(0)))  # (T, B)
-    weighted = graph("Mul", average, graph("Unsqueeze", weights, _ints(2)))
+    weights = graph("Transpose", graph("Where", mask, "weights", number(0)))  # (T, B)
+    weighted = graph("Mul", average, graph("Unsqueeze", weights, ints(2)))
     shape = graph("Shape", weighted)
-    num_tokens, rest = graph.several("Split", shape, _ints(1, 2), outputs=["num_tokens", "rest"], axis=0)
+    num_tokens, rest = graph.several("Split", shape, ints(1, 2), outputs=["num_tokens", "rest"], axis=0)
     stop = graph("Cast", graph("Squeeze", num_tokens), to=TensorProto.FLOAT)
-    place = graph("Range", _float(0), stop, _float(1))  # (T,)
-    distance = graph("Abs", graph("Sub", graph("Unsqueeze", place, _ints(1)), place))  # (T, T)
-    counts = graph("And", graph("Greater", distance, _float(0)), graph("LessOrEqual", distance, _float(REACH)))
-    nearness = graph("Reciprocal", graph("Add", graph("Mul", distance, _float(1 / HALF_DISTANCE)), _float(1)))
-    nearness = graph("Where", counts, nearness, _float(0))
+    place = graph("Range", number(0), stop, number(1))  # (T,)
+    distance = graph("Abs", graph("Sub", graph("Unsqueeze", place, ints(1)), place))  # (T, T)
+    counts = graph("And", graph("Greater", distance, number(0)), graph("LessOrEqual", distance, number(REACH)))
+    nearness = graph("Reciprocal", graph("Add", graph("Mul", distance, number(1 / HALF_DISTANCE)), number(1)))
+    nearness = graph("Where", counts, nearness, number(0))
     # one product of matrices (T, T) and (T, B 2P): a product of batches refuses a batch of no sentences
-    wide = graph("Concat", num_tokens, graph("ReduceProd", rest, _ints(0), keepdims=1), axis=0)
+    wide = graph("Concat", num_tokens, graph("ReduceProd", rest, ints(0), keepdims=1), axis=0)
     total = graph("MatMul", nearness, graph("Reshape", weighted, wide, allowzero=1))
     return graph("Reshape", total, shape, allowzero=1)
 
 
 def _unit(graph: Graph, vectors: str) -> str:
     """Vectors of length one; zeros stay zeros."""
-    return graph("Div", vectors, graph("Max", graph("ReduceL2", vectors, _ints(-1), keepdims=1), _float(1e-12)))
+    return graph("Div", vectors, graph("Max", graph("ReduceL2", vectors, ints(-1), keepdims=1), number(1e-12)))
 
 
 def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str, str, str]:
     """`ids` -> token vectors with boundary tokens (S, B, P), where they are (S, B, 1), and the mask (B, T)."""
     if config.id_columns is not None:
-        mask = graph("Greater", graph("ReduceMax", "ids", _ints(2), keepdims=0), _int(0))
+        mask = graph("Greater", graph("ReduceMax", "ids", ints(2), keepdims=0), integer(0))
         # Unique keeps the order in which rows come, so the first two that it finds are the boundary tokens
-        rows = graph("Concat", boundary_ids, graph("Reshape", "ids", _ints(-1, config.id_columns)), axis=0)
+        rows = graph("Concat", boundary_ids, graph("Reshape", "ids", ints(-1, config.id_columns)), axis=0)
         words, _, row_of = graph.several("Unique", rows, outputs=["words", "", "row_of"], axis=0, sorted=0)
         table = _words(graph, config, words)  # (N, C) -> (N, P)
-        row_of = graph("Slice", row_of, _ints(2), _ints(np.iinfo(np.int64).max))  # (2 + B T,) -> (B T,)
+        row_of = graph("Slice", row_of, ints(2), ints(np.iinfo(np.int64).max))  # (2 + B T,) -> (B T,)
         places = graph("Reshape", row_of, graph("Shape", mask), allowzero=1)  # (B, T)
         bos, eos = 0, 1
     else:
-        mask = graph("Greater", "ids", _int(0))
+        mask = graph("Greater", "ids", integer(0))
         table = _with_zero_row(graph, graph.weight("word_embedding"))  # (1 + words, P)
         places, (bos, eos) = "ids", boundary_ids.tolist()
-    num_steps = graph("Add", graph("Gather", graph("Shape", mask), _int(1)), _int(2))
-    steps = graph("Range", _int(0), num_steps, _int(1))  # (S,)
-    lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), _ints(1), keepdims=1)  # (B, 1)
+    if config.architecture == "transformer":
+        table = normalized(graph, table)
+    num_steps = graph("Add", graph("Gather", graph("Shape", mask), integer(1)), integer(2))
+    steps = graph("Range", integer(0), num_steps, integer(1))  # (S,)
+    lengths = graph("ReduceSum", graph("Cast", mask, to=TensorProto.INT64), ints(1), keepdims=1)  # (B, 1)
     # <S>, the sentence, </S>; what follows is not read
-    places = graph("Pad", places, _ints(0, 1, 0, 1), _int(bos))  # (B, S)
-    places = graph("Where", graph("Equal", steps, graph("Add", lengths, _int(1))), _int(eos), places)
+    places = graph("Pad", places, ints(0, 1, 0, 1), integer(bos))  # (B, S)
+    places = graph("Where", graph("Equal", steps, graph("Add", lengths, integer(1))), integer(eos), places)
     tokens = graph("Gather", table, graph("Transpose", places))  # (S, B, P)
-    active = graph("Less", steps, graph("Add", lengths, _int(2)))  # (B, S)
-    active = graph("Unsqueeze", graph("Cast", graph("Transpose", active), to=TensorProto.FLOAT), _ints(2))
+    active = graph("Less", steps, graph("Add", lengths, integer(2)))  # (B, S)
+    active = graph("Unsqueeze", graph("Cast", graph("Transpose", active), to=TensorProto.FLOAT), ints(2))
     return tokens, active, mask
 
 
@@ -316,12 +267,12 @@ def _words(graph: Graph, config: BiLMConfig, ids: str) -> str:
         x = _characters(graph, config, "char_encoder", ids)  # (N, F)
         return _linear(graph, "char_encoder.projection", x) if config.char_projection else x
     word, characters = graph.several(
-        "Split", ids, _ints(1, config.max_characters), outputs=["word", "characters"], axis=1
+        "Split", ids, ints(1, config.max_characters), outputs=["word", "characters"], axis=1
     )
     parts = []
     if config.word_dim:
         rows = _with_zero_row(graph, graph.weight("lexicon_encoder.word_embedding"))
-        parts.append(graph("Gather", rows, graph("Squeeze", word, _ints(1))))  # (N, word_dim)
+        parts.append(graph("Gather", rows, graph("Squeeze", word, ints(1))))  # (N, word_dim)
     if config.filters:
         parts.append(_characters(graph, config, "lexicon_encoder.spelling", characters))  # (N, F)
     return _linear(graph, "lexicon_encoder.projection", graph("Concat", *parts, axis=1))
@@ -331,24 +282,24 @@ def _characters(graph: Graph, config: BiLMConfig, encoder: str, words: str) -> s
     """(N, C) -> (N, F): convolutions, max over positions, highways."""
     # Columns of only pads are cut as in CharacterEncoder.trim; the row of zeros, if there is one, is not a word
     shifted_pad = len(graph.weights[f"{encoder}.char_embedding"])  # the pad is the last character
-    is_word = graph("Greater", graph("ReduceMax", words, _ints(1), keepdims=1), _int(0))  # (N, 1)
-    is_used = graph("And", is_word, graph("Not", graph("Equal", words, _int(shifted_pad))))
-    columns = graph("Where", is_used, np.arange(1, config.max_characters + 1), _int(0))
+    is_word = graph("Greater", graph("ReduceMax", words, ints(1), keepdims=1), integer(0))  # (N, 1)
+    is_used = graph("And", is_word, graph("Not", graph("Equal", words, integer(shifted_pad))))
+    columns = graph("Where", is_used, np.arange(1, config.max_characters + 1), integer(0))
     widest = max(width for width, _ in config.filters)
-    needed = graph("Add", graph("Reshape", graph("ReduceMax", columns), _ints(1)), _int(widest))
-    words = graph("Slice", words, _ints(0), needed, _ints(1))  # (N, C), where C may be smaller now
+    needed = graph("Add", graph("Reshape", graph("ReduceMax", columns), ints(1)), integer(widest))
+    words = graph("Slice", words, ints(0), needed, ints(1))  # (N, C), where C may be smaller now
 
     characters = _with_zero_row(graph, graph.weight(f"{encoder}.char_embedding"))
     x = graph("Transpose", graph("Gather", characters, words), perm=[0, 2, 1])  # (N, d, C)
     maxima = []
-    for number in range(len(config.filters)):
-        name = f"{encoder}.convolutions.{number}"
+    for k in range(len(config.filters)):
+        name = f"{encoder}.convolutions.{k}"
         features = graph("Conv", x, graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias"))  # (N, n, positions)
-        maxima.append(graph("ReduceMax", features, _ints(2), keepdims=0))
+        maxima.append(graph("ReduceMax", features, ints(2), keepdims=0))
     x = graph("Concat", *maxima, axis=1)  # (N, F)
     x = graph("Relu" if config.activation == "relu" else "Tanh", x)
-    for number in range(config.num_highways):
-        name = f"{encoder}.highways.{number}"
+    for k in range(config.num_highways):
+        name = f"{encoder}.highways.{k}"
         gate = graph("Sigmoid", _linear(graph, f"{name}.carry", x))
         transformed = graph("Relu", _linear(graph, f"{name}.transform", x))
         x = graph("Add", x, graph("Mul", gate, graph("Sub", transformed, x)))
@@ -383,12 +334,12 @@ def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: 
     body = helper.make_graph(
         step.nodes,
         graph.new_name("step"),
-        _values({h: hidden, c: cell, from_input: ("batch", 4 * config.cell_dim), is_active: ("batch", 1)}),
-        _values({h_next: hidden, c_next: cell, output: hidden}),
+        values_of({h: hidden, c: cell, from_input: ("batch", 4 * config.cell_dim), is_active: ("batch", 1)}),
+        values_of({h_next: hidden, c_next: cell, output: hidden}),
     )
-    num_rows = graph("Slice", graph("Shape", active), _ints(1), _ints(2))  # (1,)
+    num_rows = graph("Slice", graph("Shape", active), ints(1), ints(2))  # (1,)
     zeros = [
-        graph("Expand", _float(0), graph("Concat", num_rows, _ints(width), axis=0))
+        graph("Expand", number(0), graph("Concat", num_rows, ints(width), axis=0))
         for width in (config.projection_dim, config.cell_dim)
     ]
     *_, outputs = graph.several(
@@ -406,7 +357,7 @@ def _lstm(graph: Graph, config: BiLMConfig, layer: int, direction: int, inputs: 
 
 
 def _clip(graph: Graph, values: str, bound: float | None) -> str:
-    return values if bound is None else graph("Clip", values, _float(-bound), _float(bound))
+    return values if bound is None else graph("Clip", values, number(-bound), number(bound))
 
 
 def _linear(graph: Graph, name: str, x: str) -> str:
@@ -415,14 +366,14 @@ def _linear(graph: Graph, name: str, x: str) -> str:
 
 def _with_zero_row(graph: Graph, table: str) -> str:
     """Ids are shifted by one: 0 reads as zeros."""
-    return graph("Pad", table, _ints(1, 0, 0, 0))
+    return graph("Pad", table, ints(1, 0, 0, 0))
 
 
 def _model(graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], metadata: dict[str, str]) -> ModelProto:
     vectors = {name: shape for name, shape in outputs.items() if name != "mask"}
-    results = [*_values(vectors), *_values({"mask": outputs["mask"]}, TensorProto.BOOL)]
+    results = [*values_of(vectors), *values_of({"mask": outputs["mask"]}, TensorProto.BOOL)]
     kinds = {"ids": TensorProto.INT64, "weights": TensorProto.FLOAT}
-    read = [value for name, shape in inputs.items() for value in _values({name: shape}, kinds[name])]
+    read = [value for name, shape in inputs.items() for value in values_of({name: shape}, kinds[name])]
     model = helper.make_model(
         helper.make_graph(graph.nodes, "bilm", read, results, graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -432,19 +383,3 @@ def _model(graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], me
     )
     helper.set_model_props(model, metadata)
     return model
-
-
-def _values(shapes: dict[str, Shape], kind: int = TensorProto.FLOAT) -> list[ValueInfoProto]:
-    return [helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items()]
-
-
-def _int(value: int) -> Array:
-    return np.array(value, np.int64)
-
-
-def _ints(*values: int) -> Array:
-    return np.array(values, np.int64)
-
-
-def _float(value: float) -> Array:
-    return np.array(value, np.float32)

@@ -36,6 +36,8 @@ def num_weights(config: BiLMConfig) -> int:
             encoder += (config.num_lexicon_words + Lexicon.NUM_SPECIAL_WORDS) * config.word_dim
         encoder += (config.word_dim + filters_dim + 1) * dim
     layer = 2 * (2 * dim * 4 * cells + 4 * cells + cells * dim)
+    if config.architecture == "transformer":
+        layer = 2 * (4 * dim + 3 * config.feedforward_dim) * dim
     return encoder + config.num_layers * layer
 
 
@@ -68,7 +70,7 @@ def check_sizes(config: BiLMConfig, *, num_tensors: int, source: str, weights: P
                 "num_lexicon_words",
                 "word_dim",
                 "char_dim",
-                "cell_dim",
+                "cell_dim" if config.architecture == "lstm" else "feedforward_dim",
                 "projection_dim",
             )
         } | {"filters": config.filters_dim}

@@ -209,9 +209,14 @@ def write_official(config: BiLMConfig, weights: Mapping[str, Tensor], folder: st
         folder: The folder to write. It is created if it does not exist.
 
     Raises:
-        ValueError: If the model has a lexicon of its own, for which the official format has no place.
+        ValueError: If the model has a lexicon of its own or is not an LSTM: the official format has no place for them.
         OSError: If a file cannot be written. Files that existed are unchanged.
     """
+    if config.architecture != "lstm":
+        raise ValueError(
+            f'the official format holds LSTM layers, this model has architecture "{config.architecture}": '
+            "use save_pretrained"
+        )
     if config.num_lexicon_characters is not None:
         raise ValueError("the official format encodes words as bytes and cannot hold a lexicon: use save_pretrained")
     folder = Path(folder)
