@@ -448,7 +448,9 @@ class ELMo(nn.Module):
         return self
 
     def to_ids(self, sentences: Sequence[Sentence]) -> Tensor:
-        """Turn sentences into the ids that `forward` reads.
+        """Turn sentences into the ids that `forward` reads, one row per token.
+
+        Tokens of a list are read as they are. For a model of Chinese characters, pass strings or lists of characters.
 
         Returns:
             (B, T, 50) characters, (B, T) words of a word-level model, or (B, T, 51) of a model with a lexicon: each

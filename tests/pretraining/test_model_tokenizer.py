@@ -96,3 +96,19 @@ def test_text_that_is_already_tokenized_can_tune_a_model_of_the_treebank_rules(t
         finetune(
             tmp_path / "run", train=text["train"], out=tmp_path / "other", **{**settings, "tokenized": "characters"}
         )
+
+
+def test_a_chinese_model_reads_strings_characters_and_words(tmp_path):
+    text = ["我在iPhone上看银行。", "她去河边走了2.5公里。"] * 20
+    (tmp_path / "zh.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+    pretrain(
+        train=tmp_path / "zh.txt", out=tmp_path / "run", model=MODEL, **{**SETTINGS, "tokenized": "han", "steps": 4}
+    )
+    model = ELMo.from_pretrained(tmp_path / "run")
+    assert (load(tmp_path / "run").tokenizer, model.tokenizer.name) == ("han", "han")
+    assert {"iPhone", "2.5", "银", "。"} <= set(model.vocabulary.words)
+    (vectors,) = model.embed(["我在iPhone上看银行。"])
+    assert vectors.shape == (8, 12)
+    (words,) = model.embed([["我", "在", "iPhone", "上", "看", "银行", "。"]])
+    np.testing.assert_allclose(words[5], vectors[5:7].mean(axis=0), atol=1e-6)
+    assert model.perplexity(["我在银行。"]) == model.perplexity([[*"我在银行。"]])

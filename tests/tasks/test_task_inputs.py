@@ -103,3 +103,14 @@ def test_text_is_tokenized_as_the_bilm_was_trained(tiny_elmo, tmp_path):
     elmo.tokenizer = Tokenizer("characters")
     for source in (elmo, FrozenLayers(elmo, tmp_path)):
         assert make_inputs(elmo=source).tokenizer is elmo.tokenizer
+
+
+def test_a_chinese_word_is_the_mean_of_its_characters(tiny_elmo, tmp_path):
+    elmo = ELMo.from_pretrained(tiny_elmo, num_mixes=1)
+    elmo.tokenizer = Tokenizer("han")
+    sentences = [["我", "去", "银行"], ["走"], []]
+    expected = np.concatenate([vectors.mean(axis=0) for vectors in elmo.embed(sentences[:2], layers="all")])
+    for source in (FrozenLayers(elmo, tmp_path), elmo):
+        with torch.no_grad():
+            embedded = make_inputs(elmo=source, word_dim=0, char_dim=0).tokens(sentences).x
+        np.testing.assert_allclose(embedded, expected, atol=2e-3)

@@ -148,9 +148,18 @@ class Inputs(nn.Module):
         if self.frozen is not None:
             return to_device(self.frozen.tokens(sentences), self.device).float()
         assert self.elmo is not None
-        layers: Tensor = self.elmo.bilm(to_device(self.elmo.to_ids(sentences), self.device)).layers  # (L+1, B, T, 2P)
-        places = _mask(sentences)[:, : layers.shape[2]].flatten().nonzero().squeeze(1)
-        return layers.flatten(1, 2).index_select(1, to_device(places, self.device))
+        units = [[self.elmo.tokenizer.units(token) for token in tokens] for tokens in sentences]
+        sizes = torch.tensor([len(own) for tokens in units for own in tokens], dtype=torch.long)
+        read = [list(chain.from_iterable(tokens)) for tokens in units]
+        layers: Tensor = self.elmo.bilm(to_device(self.elmo.to_ids(read), self.device)).layers  # (L+1, B, T, 2P)
+        places = _mask(read)[:, : layers.shape[2]].flatten().nonzero().squeeze(1)
+        vectors = layers.flatten(1, 2).index_select(1, to_device(places, self.device))
+        if len(sizes) == len(places):
+            return vectors
+        # words that the biLM reads as several characters: their mean, as in `ELMo.embed`
+        word_of_unit = to_device(torch.arange(len(sizes)).repeat_interleave(sizes), self.device)
+        sums = vectors.new_zeros(len(vectors), len(sizes), vectors.shape[2]).index_add(1, word_of_unit, vectors)
+        return sums / to_device(sizes, self.device).unsqueeze(-1)
 
     def mix_l2(self) -> Tensor:
         """Sum of squares of the mixes' layer weights."""
