@@ -686,27 +686,31 @@ class ELMo(nn.Module):
         """
         return perplexity_of(self.log_probs(sentences))
 
-    def substitutes(self, sentence: Sentence, *, position: int | None = None, k: int = 10) -> list[Substitute]:
+    def substitutes(
+        self, sentence: Sentence, *, position: int | None = None, k: int = 10, keep_word: bool = False
+    ) -> list[Substitute]:
         """The k likeliest words for one place of a sentence.
 
         Args:
             sentence: A string with the place in brackets, "He sat on the [bank] ."; or tokens, with `position`.
             position: The place among the tokens; only with tokens.
             k: Number of words.
+            keep_word: Also return the word that is there, after the k words if it is not among them. A word outside the
+                vocabulary has no probability and is not returned.
         """
         k = check_integer("k", k)
         if isinstance(sentence, str):
             if position is not None:
                 raise ValueError(f"position={position} is for token lists; in a string mark the word: 'the [bank] .'")
             marked = marked_word(sentence, self.tokenizer, allow_blank=True)
-            return self._scorer().substitutes(*marked, k)
+            return self._scorer().substitutes(*marked, k, keep_word=keep_word)
         tokens = check_tokens(sentence, "sentence", "a string such as 'He sat on the [bank] .', or a list of tokens")
         if position is None:
             raise ValueError("a token list needs position=, the place of the word to replace")
         if not tokens:
             raise ValueError("sentence has no tokens: there is no word to replace")
         position = check_integer("position", position, least=0, most=len(tokens) - 1)
-        return self._scorer().substitutes(tokens, position, k)
+        return self._scorer().substitutes(tokens, position, k, keep_word=keep_word)
 
     def senses(
         self,

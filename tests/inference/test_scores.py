@@ -216,6 +216,10 @@ def test_substitutes_weigh_left_and_right_context_against_frequency(case):
     found = case.scorer.substitutes(tokens, position, 100, keep_word=True)
     assert [substitute.word for substitute in found] == [word for word, _ in expected]
     np.testing.assert_allclose([s.log_prob for s in found], [score for _, score in expected], rtol=1e-3, atol=1e-4)
+    least = min(scores, key=scores.get)
+    kept = case.scorer.substitutes([*tokens[:position], least, *tokens[position + 1 :]], position, 2, keep_word=True)
+    assert [s.word for s in kept] == [expected[0][0], expected[1][0], least]
+    np.testing.assert_allclose(kept[2].log_prob, scores[least] - total, rtol=1e-3, atol=1e-4)
     others = [s.word for s in case.scorer.substitutes(tokens, position, 4)]
     assert others == [word for word, _ in expected if word != "bank"][:4]
 

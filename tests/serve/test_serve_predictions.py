@@ -51,6 +51,8 @@ def test_substitutes_are_those_of_the_library_for_a_text_and_for_tokens(client, 
     assert post(client, "/substitutes", {"inputs": "He sat by the [bank] .", "k": 4}).json() == expected
     tokens = ["He", "sat", "by", "the", "bank", "."]
     assert post(client, "/substitutes", {"inputs": tokens, "position": 4, "k": 4}).json() == expected
+    kept = post(client, "/substitutes", {"inputs": tokens, "position": 4, "k": 1, "keep_word": True}).json()
+    assert [one["word"] for one in kept] in (["bank"], [expected[0]["word"], "bank"])
 
 
 def test_the_marked_word_is_found_with_the_tokenizer_of_the_model():

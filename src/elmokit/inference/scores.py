@@ -149,7 +149,7 @@ class Scorer:
             tokens: The sentence.
             position: Index of the token to replace.
             k: Number of words; fewer are returned if the vocabulary is smaller.
-            keep_word: Also return the token itself.
+            keep_word: Also return the token itself, if the vocabulary has it; last if it is not among the k words.
 
         Returns:
             The words with their log-probabilities.
@@ -178,7 +178,9 @@ class Scorer:
             scores[own] = -math.inf
         num_fitting = int(torch.isfinite(scores).sum())
         best = scores.topk(min(k, num_fitting))
-        words = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        words = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        if keep_word and torch.isfinite(scores[own]) and all(word != own for word, _ in words):
+            words.append((own, float(scores[own])))
         return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
 
     def next_words(self, prefixes: list[list[str]]) -> Tensor:

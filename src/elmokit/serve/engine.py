@@ -40,11 +40,12 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class SubstituteQuery:
-    """A place in a sentence, and the number of words to return for it."""
+    """A place in a sentence, the number of words to return for it, and whether to return the word that is there."""
 
     tokens: list[str]
     position: int
     k: int
+    keep_word: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,10 @@ class Engine:
         return self.model.log_probs(sentences)
 
     def _substitutes(self, queries: list[SubstituteQuery]) -> list[list[Substitute]]:
-        return [self.model.substitutes(query.tokens, position=query.position, k=query.k) for query in queries]
+        return [
+            self.model.substitutes(query.tokens, position=query.position, k=query.k, keep_word=query.keep_word)
+            for query in queries
+        ]
 
     def _neighbours(self, queries: list[NeighbourQuery]) -> list[list[Neighbour]]:
         assert self.index is not None

@@ -107,6 +107,8 @@ class SubstitutesRequest(RequestBody):
     inputs: str | list[str]
     position: Annotated[int, Field(ge=0)] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] = 10
+    keep_word: bool = False
+    """Also return the word that is there, after the k words if it is not among them."""
 
 
 class NeighboursRequest(RequestBody):

@@ -62,8 +62,8 @@ def _substitute_query(body: schemas.SubstitutesRequest, tokenizer: Tokenizer) ->
             raise ValueError(
                 f"position is {body.position}, there are {len(body.inputs)} tokens: send the index of one, from 0"
             )
-        return SubstituteQuery(body.inputs, body.position, body.k)
+        return SubstituteQuery(body.inputs, body.position, body.k, body.keep_word)
     if body.position is not None:
         raise ValueError("position is for token lists; in a text mark the word: He sat on the [bank] .")
     tokens, position = marked_word(body.inputs, tokenizer, allow_blank=True)
-    return SubstituteQuery(tokens, position, body.k)
+    return SubstituteQuery(tokens, position, body.k, body.keep_word)
