@@ -266,7 +266,7 @@ class _Run:
         if past is not None:
             keys, values = (part.view(*part.shape[:-1], *heads).to(k.dtype) for part in past)
             k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-        cos, sin = turns
+        cos, sin = (part.to(k.dtype) for part in turns)  # half precision under autocast
         q = _turn(q, cos[len(cos) - num_steps :], sin[len(sin) - num_steps :])
         # (D, B, S, H, P / H) -> (D B, H, S, P / H)
         asked, known, taken = (part.flatten(0, 1).transpose(1, 2) for part in (q, _turn(k, cos, sin), v))
@@ -281,23 +281,22 @@ class _Run:
 
 
 def norm(x: Tensor) -> Tensor:
-    """Divide vectors (..., P) by the root of their mean square, in float32 or wider; zeros stay zeros."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + NORM_EPS)).to(x.dtype)
+    """Divide vectors (..., P) by the root of their mean square; zeros stay zeros."""
+    return functional.rms_norm(x, x.shape[-1:], eps=NORM_EPS).to(x.dtype)  # autocast may widen it
 
 
 def _turns(num_steps: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (S, 1, dim / 2) of the rotary angles of positions 0 to S - 1."""
+    """Factors (S, 1, dim) of vectors and of their swapped halves that rotate them to positions 0 to S - 1."""
     device = like.device
     rates = ROTARY_BASE ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
     angles = torch.arange(num_steps, dtype=torch.float64, device=device).view(-1, 1, 1) * rates
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    cos, sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (i, i + dim / 2) of vectors (D, B, S, H, dim) by the angles of their positions."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def _mask(num_past: Tensor | None, num_steps: int, window: int, device: torch.device) -> Tensor:
