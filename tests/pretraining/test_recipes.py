@@ -29,6 +29,20 @@ def test_the_published_sizes_have_their_published_parameters(name, count):
         assert sum(parameter.numel() for parameter in BiLM(model).parameters()) == count
 
 
+@pytest.mark.parametrize("name", ["tiny", "english"])
+def test_a_transformer_recipe_has_the_parameters_the_vectors_and_the_tokens_per_update_of_its_lstm(name):
+    (lstm, lstm_sizes), (blocks, block_sizes) = (load_recipe(f"{kind}{name}") for kind in ("", "transformer-"))
+    assert (lstm_sizes.architecture, block_sizes.architecture) == ("lstm", "transformer")
+    assert lstm_sizes.projection_dim == block_sizes.projection_dim
+    with torch.device("meta"):
+        counts = [sum(p.numel() for p in BiLM(sizes).parameters()) for sizes in (lstm_sizes, block_sizes)]
+    assert 0.99 * counts[0] < counts[1] <= counts[0]
+    assert lstm.batch_size * lstm.unroll == blocks.batch_size * blocks.unroll
+    assert (lstm.optimizer, lstm.steps, lstm.vocabulary_size) == (
+        blocks.optimizer, blocks.steps, blocks.vocabulary_size,
+    )  # fmt: skip
+
+
 def test_overrides_change_a_recipe(tmp_path):
     recipe, model = load_recipe(
         RECIPES / "tiny.toml",
