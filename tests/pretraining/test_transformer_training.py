@@ -1,11 +1,12 @@
 """Training of a transformer biLM: losses and gradients are exact, state is carried, and a run resumes bit by bit."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import MODEL, SETTINGS, lines, make_learner, rates, step_batches
+from tiny_runs import MODEL, SETTINGS, config, lines, make_learner, rates, step_batches
 
 import reference_transformer
 from elmokit import ELMo
@@ -14,7 +15,9 @@ from elmokit.corpus import Streams
 from elmokit.corpus.heldout import heldout_perplexity
 from elmokit.network import AttentionState
 from elmokit.pretraining import finetune, muon, pretrain
-from elmokit.pretraining.batches import BatchMaker
+from elmokit.pretraining.batches import BatchMaker, StepBatches
+from elmokit.pretraining.processes import Processes
+from elmokit.pretraining.step import LanguageModel, Learner
 from elmokit.storage.snapshots import Snapshots
 from elmokit.text import words_to_ids
 from transformer_models import random_transformer
@@ -58,11 +61,11 @@ def test_the_gradient_of_every_parameter_equals_finite_differences(corpus, state
 
 def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_streams(corpus):
     model = random_transformer(2, attention_window=6)
-    config = model.bilm().config
-    learner = make_learner(corpus, model=config, dropout=0.0)
+    sizes = model.bilm().config
+    learner = make_learner(corpus, model=sizes, dropout=0.0)
     learner.model.bilm.load_state_dict(model.bilm().state_dict())
     streams = Streams(corpus, batch_size=3, unroll=4, seed=1)
-    maker = BatchMaker(corpus, config, static_shapes=False)
+    maker = BatchMaker(corpus, sizes, static_shapes=False)
     state = learner.model.bilm.initial_state(3)
     weight, bias = (p.detach().double().numpy() for p in learner.model.output.parameters())
     words = {row.tobytes(): word for word, row in _forms()}
@@ -191,3 +194,45 @@ def test_the_heldout_perplexity_does_not_depend_on_the_unroll(corpus):
         for unroll in (9, 40)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state_reset", [0.3, 1.0])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_takes_the_same_steps_recorded_or_not(corpus, caplog, precision, state_reset):
+    model = dataclasses.replace(BLOCKS, projection_dim=32, feedforward_dim=64)
+
+    def losses(*, recorded):
+        torch.manual_seed(0)
+        settings = {**MUON, "dropout": 0.0, "precision": precision, "state_reset": state_reset}
+        made = LanguageModel(model, int(corpus.form_targets.max()) + 1)
+        learner = Learner(made, config(**settings), Processes(device=torch.device("cuda")))
+        learner._recorder._works = recorded
+        streams, maker = Streams(corpus, batch_size=4, unroll=5, seed=1), BatchMaker(corpus, model, static_shapes=True)
+        found = []
+        for number in range(1, 11):
+            learner.step(StepBatches([maker.make(streams.next())], streams.state), rates(number, learning_rate=0.01))
+            learner.finish()
+            found.append(learner.loss_sums.tolist())
+        return found
+
+    recorded = losses(recorded=True)
+    assert "cannot be recorded" not in caplog.text
+    np.testing.assert_allclose(recorded, losses(recorded=False), rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gpu_gives_what_the_reference_gives(dtype):
+    model = random_transformer(3, attention_window=6)
+    sentences = [["The", "bank", "lent", "money", "to", "the", "mill", "."], ["Yes"], []]
+    bilm = model.bilm().to("cuda", dtype)
+    first = bilm(model.ids(sentences).cuda())
+    second = bilm(model.ids(sentences).cuda(), state=first.state)
+    tolerance = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.2}[dtype]
+    for row, sentence in enumerate(sentences):
+        run = model.expected(sentence)
+        again = model.expected(sentence, past=run.past)
+        for output, expected in ((first, run), (second, again)):
+            found = output.layers[:, row, : len(sentence)].double().cpu().numpy()
+            np.testing.assert_allclose(found, expected.layers, rtol=0, atol=tolerance)

@@ -288,7 +288,7 @@ def norm(x: Tensor) -> Tensor:
 def _turns(num_steps: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Factors (S, 1, dim) of vectors and of their swapped halves that rotate them to positions 0 to S - 1."""
     device = like.device
-    rates = ROTARY_BASE ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64, device=device) * (-math.log(ROTARY_BASE) / dim))
     angles = torch.arange(num_steps, dtype=torch.float64, device=device).view(-1, 1, 1) * rates
     cos, sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
