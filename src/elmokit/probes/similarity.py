@@ -19,6 +19,7 @@ from elmokit.inference.vectors import unit
 from elmokit.model import ELMo
 from elmokit.probes.senses import SenseTriple
 from elmokit.probes.vectors import Floats, Place, Progress, gather, view_names
+from elmokit.text import find_phrase
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
         triples: A word in three sentences each.
 
     Raises:
-        ValueError: If there are no triples, or a word is not a token of its sentence.
+        ValueError: If there are no triples, or a word is not in its sentence.
     """
     if not triples:
         raise ValueError("there are no triples: give at least one")
@@ -138,9 +139,11 @@ def sense_triples(model: ELMo, triples: Sequence[SenseTriple]) -> TripleScores:
     for triple in triples:
         for text in (triple.first, triple.second, triple.other):
             tokens = model.tokenizer(text)
-            if triple.word not in tokens:
-                raise ValueError(f"the word {triple.word!r} is not in {text!r}")
-            places.append(Place(len(sentences), tokens.index(triple.word), tokens.index(triple.word) + 1))
+            try:
+                place = find_phrase(triple.word, tokens, model.tokenizer)
+            except ValueError:
+                raise ValueError(f"the word {triple.word!r} is not in {text!r}") from None
+            places.append(Place(len(sentences), *place))
             sentences.append(tokens)
     vectors = unit(gather(model, sentences, places)).reshape(len(triples), 3, len(view_names(model)), -1)
     first, second, other = vectors.swapaxes(0, 1)  # (n, views, 2P) each
