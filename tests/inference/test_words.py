@@ -140,6 +140,13 @@ def test_substitutes_of_a_word_of_two_characters_are_the_best_of_all_pairs(elmo)
     assert elmo.substitutes("我去[__]取钱。", k=1)[0].word in (found[0].word, "银行")
 
 
+def test_substitutes_of_several_characters_can_keep_the_word_that_is_there(elmo):
+    kept = elmo.substitutes("我去[银行]取钱。", k=10_000, keep_word=True)
+    assert "银行" in [one.word for one in kept]
+    assert sum(np.exp(one.log_prob) for one in kept) == pytest.approx(1)
+    assert "龘行" not in [one.word for one in elmo.substitutes("我去[龘行]取钱。", k=10_000, keep_word=True)]
+
+
 def test_substitutes_of_one_character(elmo):
     for blank in ("我[]银行", "我[去]银行"):
         assert len(elmo.substitutes(blank, k=3)[0].word) in (1, 6)

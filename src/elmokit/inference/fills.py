@@ -32,7 +32,9 @@ def log_prior(num_words: int) -> Tensor:
     return torch.log(torch.log1p(1 / (ranks + 1)))
 
 
-def fill(scorer: Scorer, left: list[str], right: list[str], num_tokens: int) -> list[tuple[list[str], float]]:
+def fill(
+    scorer: Scorer, left: list[str], right: list[str], num_tokens: int, *, own: list[str] | None = None
+) -> list[tuple[list[str], float]]:
     """Words of several tokens that fit between two contexts, best first.
 
     Args:
@@ -40,6 +42,7 @@ def fill(scorer: Scorer, left: list[str], right: list[str], num_tokens: int) -> 
         left: Tokens before the blank.
         right: Tokens after it.
         num_tokens: Number of tokens of the blank.
+        own: A word that is among the candidates in any case, if the vocabulary has its tokens.
 
     Returns:
         (tokens, log-probability), normalized over the candidates. Tokens of words are letters and digits only.
@@ -59,6 +62,8 @@ def fill(scorer: Scorer, left: list[str], right: list[str], num_tokens: int) -> 
             *_search(scorer, right, num_tokens, excluded, forward=False),
         )
     }
+    if own is not None and all(token in scorer.vocabulary for token in own):
+        candidates.add(tuple(own))
     words = [list(word) for word in sorted(candidates)]
     scores = torch.tensor(_log_fit(scorer, words, left, right), dtype=torch.float64).log_softmax(dim=0)
     order = scores.argsort(descending=True, stable=True).tolist()

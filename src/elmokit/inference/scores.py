@@ -165,7 +165,7 @@ class Scorer:
         if len(units[position]) > 1:
             left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
             own_word = join_tokens(units[position])
-            filled = fill(self, left, right, len(units[position]))
+            filled = fill(self, left, right, len(units[position]), own=units[position] if keep_word else None)
             found = [Substitute(join_tokens(parts), log_prob) for parts, log_prob in filled]
             return [one for one in found if keep_word or one.word != own_word][:k]
         position = sum(map(len, units[:position]))
