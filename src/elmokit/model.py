@@ -36,6 +36,7 @@ from elmokit.arguments import (
 from elmokit.config import BiLMConfig
 from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
+from elmokit.inference.fills import MOST_TOKENS
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
@@ -71,6 +72,8 @@ Array = npt.NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
+NUM_FILLED = 3  # occurrences of a sense of a Chinese word whose places are filled by other words, for its label
+MOST_FILLED = 50
 LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense, against the largest: not "the" and "of"
 
 
@@ -770,6 +773,8 @@ class ELMo(nn.Module):
 
     def _label_senses(self, senses: list[list[Occurrence]]) -> list[list[str]]:
         """Words that fit in the place of the occurrences of each sense."""
+        if self.tokenizer.splits_words and 1 < len(self._word_units(senses[0][0])) <= MOST_TOKENS:
+            return self._label_with_words(senses)
         scorer, slot = self._scorer(), view_of("slot", self.num_layers)
         left_out = {word.casefold() for own in senses for one in own for word in one.tokens[one.start : one.end]}
         fit = []
@@ -780,6 +785,25 @@ class ELMo(nn.Module):
         weights = self.word_weights(words)
         is_label = weights > LEAST_LABEL_WEIGHT * weights.max()
         return distinct_words(np.stack(fit) * is_label, words, left_out)
+
+    def _word_units(self, one: Occurrence) -> list[str]:
+        """The tokens that the model reads for the word of an occurrence."""
+        return [unit for token in one.tokens[one.start : one.end] for unit in self.tokenizer.units(token)]
+
+    def _label_with_words(self, senses: list[list[Occurrence]]) -> list[list[str]]:
+        """As `_label_senses`, by words of as many characters. Each takes longer to find, so fewer places are asked."""
+        scorer = self._scorer()
+        probabilities: list[dict[str, float]] = []
+        for own in senses:
+            totals: dict[str, float] = {}
+            for one in own[:NUM_FILLED]:
+                tokens = [*one.tokens[: one.start], "".join(self._word_units(one)), *one.tokens[one.end :]]
+                for found in scorer.substitutes(tokens, one.start, MOST_FILLED, keep_word=True):
+                    totals[found.word] = totals.get(found.word, 0.0) + float(np.exp(found.log_prob)) / NUM_FILLED
+            probabilities.append(totals)
+        words = list(dict.fromkeys(word for own in probabilities for word in own))
+        fit = np.array([[own.get(word, 0.0) for word in words] for own in probabilities])
+        return distinct_words(fit, words, {"".join(self._word_units(senses[0][0])).casefold()})
 
     def _view_occurrences(
         self,

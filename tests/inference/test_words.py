@@ -99,6 +99,9 @@ def test_senses_of_a_word_of_several_characters(elmo):
     places = [(one.sentence, one.start, one.end) for one in found.occurrences]
     assert places == [(0, 2, 4), (2, 1, 2), (2, 3, 4)]
     assert str(found.occurrences[0]) == "我去[银行]取钱。"
+    labels = [label for sense in found.senses for label in sense.substitutes]
+    assert labels
+    assert all(len(Tokenizer("han")(label)) == 2 and label != "银行" for label in labels)
 
 
 def test_log_probabilities_of_words_are_sums_over_their_characters(elmo):
@@ -157,3 +160,29 @@ def test_substitutes_of_one_character(elmo):
 def test_a_blank_that_is_too_long_is_refused(elmo):
     with pytest.raises(ValueError, match="the blank has 9 tokens: words of at most 8 tokens"):
         elmo.substitutes("我[一二三四五六七八九]去")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ＡＢＣ１２３，真的！",
+        "ﾊﾝｶｸと全角",
+        "开心😀了👨‍👩‍👧❤️",
+        "我love你москва한국어ไทย",
+        "𠮷野家的𪚥龘",
+        "第一行\n第二行\r\n\t第三行",
+        "銀行與银行",
+        "\u200b\ufeff你\u202e好",
+        "。。。，，，！！！",
+        "\ud800坏",
+        "好" * 3000,
+        "x" * 3000,
+    ],
+)
+def test_hostile_text_has_one_finite_vector_per_token(elmo, text):
+    (vectors,) = elmo.embed([text])
+    tokens = elmo.tokenizer.with_offsets(text)
+    assert vectors.shape == (len(tokens), elmo.dim)
+    assert np.isfinite(vectors).all()
+    assert all(text[token.start : token.end] == token.text for token in tokens)
+    assert np.isfinite(elmo.log_probs([text])[0].forward).all()
