@@ -190,7 +190,7 @@ def test_a_cancelled_request_never_runs(batcher):
 
     asyncio.run(run())
     assert model.batches == [[1], ["last"]]
-    assert b._tokens_waiting == 0
+    assert b.tokens_waiting == 0
 
 
 def test_a_bad_item_fails_only_its_own_request(batcher):
@@ -209,7 +209,7 @@ def test_a_bad_item_fails_only_its_own_request(batcher):
 
 def test_what_waits_for_an_answer_is_bounded():
     b = Batcher({}, batch_tokens=10, queue_tokens=100, patience=0.0)
-    b.admit(60)
+    first = b.admit(60)
     b.check_capacity()
     with pytest.raises(OverloadedError) as full:
         b.admit(41)
@@ -217,7 +217,7 @@ def test_what_waits_for_an_answer_is_bounded():
     b.admit(40)
     with pytest.raises(OverloadedError):
         b.check_capacity()
-    b.release(60)
+    b.release(first)
     b.admit(60)
     assert b.admitted == 100
 

@@ -20,7 +20,7 @@ from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
 from elmokit.inference.views import Reading, View, check_layers
 from elmokit.model import ELMo
-from elmokit.serve.batching import Batcher, BatchReport, Run
+from elmokit.serve.batching import Batcher, BatchReport, Run, Ticket
 from elmokit.serve.settings import Settings
 
 Vectors = npt.NDArray[np.float32]
@@ -28,6 +28,7 @@ Reduce = Callable[[Reading], Tensor]
 
 NUM_BOUNDARIES = 2  # tokens that the model adds to each sentence
 QUEUED_BATCHES = 16
+WAIT_FRACTION = 0.35  # of the deadline: what a client waits by estimate. The rest is for what comes after it.
 WARM_UP_ROWS = 64  # most batches have at most this many sentences
 
 
@@ -58,7 +59,7 @@ class NeighbourQuery:
 
 
 class Engine:
-    """A model with its tasks and its index behind one `Batcher`.
+    """A model with its tasks and its index behind a `Batcher`.
 
     Args:
         model: The model. It is put into evaluation mode.
@@ -66,6 +67,8 @@ class Engine:
         tasks: Trained tasks by name.
         index: Index for `neighbours`.
         report: Called on the model's thread after each batch.
+        beside: Engine of another model, whose batcher runs this model too.
+        prefix: Start of the names of this model's lanes.
 
     Raises:
         ValueError: If the model carries state from batch to batch, or the index was built with another model.
@@ -79,13 +82,15 @@ class Engine:
         tasks: Mapping[str, Task] | None = None,
         index: WordIndex | None = None,
         report: Callable[[BatchReport], None] = lambda report: None,
+        beside: Engine | None = None,
+        prefix: str = "",
     ) -> None:
         if model.state != "stateless":
             raise ValueError("requests do not depend on each other: load the model without state='carry'")
         if index is not None:
             index.check_model(model)
         self.model, self.tasks, self.index = model.eval(), dict(tasks or {}), index
-        batch_tokens = settings.batch_tokens or TOKENS_AT_ONCE.get(model.device.type, TOKENS_AT_ONCE["cpu"])
+        self.prefix = prefix
         lanes: dict[str, Run] = {
             "vectors": self._vectors,
             "log_probs": self._log_probs,
@@ -93,14 +98,8 @@ class Engine:
             "neighbours": self._neighbours,
             **{f"task {name}": _predict(task) for name, task in self.tasks.items()},
         }
-        self.batcher = Batcher(
-            lanes,
-            batch_tokens=batch_tokens,
-            queue_tokens=settings.queue_tokens or max(QUEUED_BATCHES * batch_tokens, settings.max_request_tokens),
-            patience=settings.patience,
-            max_wait=settings.deadline / 2,  # an admitted request is answered before its deadline
-            report=report,
-        )
+        self.batcher: Batcher = _make_batcher(model, settings, report) if beside is None else beside.batcher
+        self.batcher.lanes.update({prefix + name: run for name, run in lanes.items()})
 
     def warm_up(self) -> None:
         """Run the model once; see the function `warm_up`."""
@@ -113,13 +112,34 @@ class Engine:
 
     # ---- on the event loop -------------------------------------------------------------------------------------------
 
-    async def vectors(self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce]) -> list[Vectors]:
+    def admit(self, lane: str, lengths: Sequence[int], client: str) -> Ticket:
+        """Admit a request to the queue of the batcher.
+
+        Args:
+            lane: "vectors", "log_probs", "substitutes", "neighbours" or "task NAME".
+            lengths: Number of tokens of each item.
+            client: Who sends the request.
+
+        Returns:
+            The ticket for the work, and for `Batcher.release`.
+
+        Raises:
+            OverloadedError: If the queue has no capacity for it, or it would not be answered in time.
+        """
+        num_tokens = sum(lengths)
+        cost = num_tokens + NUM_BOUNDARIES * len(lengths)
+        return self.batcher.admit(num_tokens, lane=self.prefix + lane, client=client, cost=cost)
+
+    async def vectors(
+        self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce], ticket: Ticket | None = None
+    ) -> list[Vectors]:
         """Vectors of sentences.
 
         Args:
             sentences: Token lists.
             reduce: A function of the `Reading` of one sentence, or a function for each sentence. It runs on the model's
                 thread.
+            ticket: What `admit` returned; None in a program without admission.
 
         Returns:
             The result of the function for each sentence.
@@ -130,37 +150,47 @@ class Engine:
             limit = self.model.config.max_characters + 1
             sentences = [[token[:limit] for token in tokens] for tokens in sentences]
         reduces = [reduce] * len(sentences) if callable(reduce) else reduce
-        return await self._submit("vectors", list(zip(sentences, reduces, strict=True)), map(self.num_units, sentences))
+        return await self._submit(
+            "vectors", list(zip(sentences, reduces, strict=True)), map(self.num_units, sentences), ticket
+        )
 
-    async def log_probs(self, sentences: Sequence[list[str]]) -> list[TokenLogProbs]:
+    async def log_probs(self, sentences: Sequence[list[str]], ticket: Ticket | None = None) -> list[TokenLogProbs]:
         """Log-probabilities of every token of each token list."""
-        return await self._submit("log_probs", sentences, map(self.num_units, sentences))
+        return await self._submit("log_probs", sentences, map(self.num_units, sentences), ticket)
 
-    async def substitutes(self, query: SubstituteQuery) -> list[Substitute]:
+    async def substitutes(self, query: SubstituteQuery, ticket: Ticket | None = None) -> list[Substitute]:
         """The likeliest words for a place in a sentence, best first."""
-        results: list[list[Substitute]] = await self._submit("substitutes", [query], [self.num_units(query.tokens)])
+        results: list[list[Substitute]] = await self._submit(
+            "substitutes", [query], [self.num_units(query.tokens)], ticket
+        )
         return results[0]
 
-    async def neighbours(self, query: NeighbourQuery) -> list[Neighbour]:
+    async def neighbours(self, query: NeighbourQuery, ticket: Ticket | None = None) -> list[Neighbour]:
         """The words of the index nearest to a word in its sentence, best first."""
-        results: list[list[Neighbour]] = await self._submit("neighbours", [query], [query.num_tokens])
+        results: list[list[Neighbour]] = await self._submit("neighbours", [query], [query.num_tokens], ticket)
         return results[0]
 
-    async def predict(self, task: str, inputs: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
+    async def predict(
+        self, task: str, inputs: Sequence[Any], lengths: Sequence[int], ticket: Ticket | None = None
+    ) -> list[Any]:
         """Predictions of a task.
 
         Args:
             task: Name of the task.
             inputs: Its inputs.
             lengths: Number of tokens of each input, which is its cost in a batch.
+            ticket: What `admit` returned; None in a program without admission.
 
         Returns:
             A prediction for each input.
         """
-        return await self._submit(f"task {task}", inputs, lengths)
+        return await self._submit(f"task {task}", inputs, lengths, ticket)
 
-    async def _submit(self, lane: str, items: Sequence[Any], lengths: Iterable[int]) -> list[Any]:
-        return await self.batcher.submit(lane, items, [length + NUM_BOUNDARIES for length in lengths])
+    async def _submit(
+        self, lane: str, items: Sequence[Any], lengths: Iterable[int], ticket: Ticket | None
+    ) -> list[Any]:
+        costs = [length + NUM_BOUNDARIES for length in lengths]
+        return await self.batcher.submit(self.prefix + lane, items, costs, ticket)
 
     # ---- on the model's thread ---------------------------------------------------------------------------------------
 
@@ -184,6 +214,19 @@ class Engine:
     def _neighbours(self, queries: list[NeighbourQuery]) -> list[list[Neighbour]]:
         assert self.index is not None
         return [self.index.neighbours(self.model, query.sentence, query.k) for query in queries]
+
+
+def _make_batcher(model: ELMo, settings: Settings, report: Callable[[BatchReport], None]) -> Batcher:
+    """A batcher without lanes, with sizes for the device of the model."""
+    batch_tokens = settings.batch_tokens or TOKENS_AT_ONCE.get(model.device.type, TOKENS_AT_ONCE["cpu"])
+    return Batcher(
+        {},
+        batch_tokens=batch_tokens,
+        queue_tokens=settings.queue_tokens or max(QUEUED_BATCHES * batch_tokens, settings.max_request_tokens),
+        patience=settings.patience,
+        max_wait=WAIT_FRACTION * settings.deadline,
+        report=report,
+    )
 
 
 def _predict(task: Task) -> Run:
@@ -226,6 +269,29 @@ def sentence_vector(view: View, *, normalize: bool) -> Reduce:
         vectors = view.tokens(reading)[0]
         mean = vectors.sum(dim=0, dtype=torch.float32) / max(1, len(vectors))
         return torch.nn.functional.normalize(mean, dim=-1) if normalize else mean
+
+    return reduce
+
+
+def chunk_vectors(view: View, ends: Sequence[int], *, normalize: bool) -> Reduce:
+    """A function that averages the token vectors of each chunk of a document.
+
+    Args:
+        view: One vector per token: not "all".
+        ends: For each of n chunks, the number of tokens of the document up to its end.
+        normalize: Scale each result to length one.
+
+    Returns:
+        A function from the reading of the document to (n, 2P). A chunk without tokens gives zeros.
+    """
+    starts = [0, *ends[:-1]]
+
+    def reduce(reading: Reading) -> Tensor:
+        vectors = view.tokens(reading)[0]
+        sums = [vectors[start:end].sum(dim=0, dtype=torch.float32) for start, end in zip(starts, ends, strict=True)]
+        counts = [max(1, end - start) for start, end in zip(starts, ends, strict=True)]
+        means = torch.stack(sums) / torch.tensor(counts, device=vectors.device).unsqueeze(1)
+        return torch.nn.functional.normalize(means, dim=-1) if normalize else means
 
     return reduce
 

@@ -6,7 +6,7 @@ Input: exceptions of endpoints, of FastAPI and of the batcher.  Output: response
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
@@ -18,21 +18,29 @@ from elmokit.serve import schemas
 from elmokit.serve.batching import OverloadedError
 from elmokit.serve.wire import JSON
 
+T = TypeVar("T")
+
 MAX_MESSAGE_LENGTH = 500
+MAX_FIELD_LENGTH = 50
+TOKEN_IDS = (
+    "token ids are numbers of OpenAI's tokenizer, which this model does not have: send texts "
+    "(in LangChain, OpenAIEmbeddings(check_embedding_ctx_length=False))"
+)
 STATUS_NAMES = {404: "NotFound", 405: "MethodNotAllowed"}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "model": schemas.ErrorBody}
     for status, description in {
         400: "The input is empty, or the request is not valid HTTP.",
         401: "The API key is missing or wrong.",
-        404: "The task does not exist.",
+        404: "The task or the model does not exist.",
         408: "The body was sent too slowly.",
         413: "The body, a sentence or the request is too large.",
-        415: "The content type is not application/json.",
+        415: "The content type is not application/json, or the body is compressed.",
         422: "The request does not match the schema of this endpoint.",
         424: "The model has no output layer, or the server has no index.",
         429: "The queue is full. Retry-After gives the seconds to wait.",
         500: "The server failed.",
+        503: "The request would not be answered in time. Retry-After gives the seconds to wait.",
         504: "The deadline passed.",
     }.items()
 }
@@ -69,16 +77,21 @@ class RefusalError(Exception):
         return orjson.dumps({"error": message, "error_type": self.error_type})
 
 
-def refuse_overload(check: Callable[[], None]) -> None:
+def refuse_overload(check: Callable[[], T]) -> T:
     """Call `check`, which may raise `OverloadedError`.
 
+    Returns:
+        What `check` returns.
+
     Raises:
-        RefusalError: 429 with a Retry-After header, in place of `OverloadedError`.
+        RefusalError: 429 or 503 with a Retry-After header, in place of `OverloadedError`: 429 if a limit is reached,
+            503 if the request would not be answered in time.
     """
     try:
-        check()
+        return check()
     except OverloadedError as error:
-        raise RefusalError(429, "Overloaded", str(error), {"retry-after": str(error.retry_after)}) from None
+        status = 429 if error.reason == "queue" else 503
+        raise RefusalError(status, "Overloaded", str(error), {"retry-after": str(error.retry_after)}) from None
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -100,13 +113,26 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = []
+    problems, has_ids = [], False
     for problem in error.errors()[:3]:
+        place = problem["loc"][1:]
+        if problem["type"] == "extra_forbidden":
+            problems.append(f"{_quoted(place[-1])}: {problem['msg']}: there is no field of this name")
+            continue
         # for a union, pydantic also names the type that it tried
-        parts = [str(part) for part in problem["loc"][1:] if isinstance(part, int) or part in FIELDS]
-        field = ".".join(parts)
+        field = ".".join(str(part) for part in place if isinstance(part, int) or part in FIELDS)
         problems.append(f"{field}: {problem['msg']}" if field else str(problem["msg"]))
+        is_number = isinstance(problem.get("input"), int) and not isinstance(problem.get("input"), bool)
+        has_ids = has_ids or (place[:1] == ("input",) and is_number)
+    if has_ids:
+        problems.append(TOKEN_IDS)
     return _respond(RefusalError(422, "Validation", "; ".join(problems)))
+
+
+def _quoted(name: object) -> str:
+    """The name of a field that a client sent, cut."""
+    text = str(name)
+    return text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…"
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

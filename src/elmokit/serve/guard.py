@@ -2,15 +2,15 @@
 
 Input: every request, before its body is read.  Output: to the endpoints, authorized requests with complete bodies; to
 the client, an error for any other request; to the log and the metrics, one entry per request.  A request whose client
-disconnects is cancelled.
+disconnects is cancelled.  HEAD is answered as GET, without the body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -18,9 +18,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from elmokit.serve.access import Access
 from elmokit.serve.errors import RefusalError
 from elmokit.serve.observe import Metrics
 from elmokit.serve.settings import Settings
+from elmokit.serve.uploads import DisconnectedError, Uploads
 from elmokit.serve.wire import JSON
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = {"/health", "/ready", "/docs", "/openapi.json"}  # and the explorer page: no API key is needed
 CLIENT_DISCONNECTED = 499  # only in the log and the metrics
 MAX_DISCARDED_BYTES = 16_000_000  # of a body that is too large
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context
 
 
 class Guard:
@@ -35,11 +39,12 @@ class Guard:
 
     Args:
         app: The application.
-        settings: The API key and the limits.
+        settings: The limits.
+        access: The API keys and the host names.
         metrics: Counts requests.
         open_paths: Paths that need no API key, besides `OPEN_PATHS`.
         known_paths: Paths that may be named in the log and the metrics.
-        check_queue: Raises a `RefusalError` if the queue is full.
+        check_queue: Called with the name of the client; raises a `RefusalError` if the queue is full.
         is_draining: Whether the server is shutting down.
     """
 
@@ -48,24 +53,27 @@ class Guard:
         app: ASGIApp,
         *,
         settings: Settings,
+        access: Access,
         metrics: Metrics,
         open_paths: frozenset[str],
         known_paths: frozenset[str],
-        check_queue: Callable[[], None],
+        check_queue: Callable[[str], None],
         is_draining: Callable[[], bool],
     ) -> None:
-        self.app, self.settings, self.metrics = app, settings, metrics
+        self.app, self.settings, self.access, self.metrics = app, settings, access, metrics
         self.known_paths = known_paths
         self.open_paths, self.check_queue, self.is_draining = open_paths | OPEN_PATHS, check_queue, is_draining
-        self.key = None if settings.api_key is None else f"Bearer {settings.api_key}".encode()
-        self.num_in_flight = 0
+        self.uploads = Uploads(max_body_bytes=settings.max_body_bytes, client_timeout=settings.client_timeout)
+        self.num_complete = 0  # requests whose body is complete, and whose response is not
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, is_draining=self.is_draining)
-        self.num_in_flight += 1
+        scope = {**scope, **exchange.scope_fields}
+        if scope["method"] == "HEAD":  # the connection sends no body for it
+            scope["method"] = "GET"
         self.metrics.in_flight.inc()
         try:
             try:
@@ -76,7 +84,7 @@ class Guard:
                 if refusal.status == 413:
                     await self._discard_body(receive)
                     await exchange.end()
-            except _DisconnectedError:
+            except DisconnectedError:
                 exchange.status = CLIENT_DISCONNECTED
         except Exception:
             logger.exception("request failed", extra={"fields": {"id": exchange.id}})
@@ -85,7 +93,6 @@ class Guard:
             else:
                 await exchange.refuse(RefusalError(500, "Backend", "the server failed to answer this request"))
         finally:
-            self.num_in_flight -= 1
             self.metrics.in_flight.dec()
             for release in exchange.releases:
                 release()
@@ -94,55 +101,44 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
         """The body of a request that passes the checks; otherwise a RefusalError."""
         headers = dict(scope["headers"])
-        if self.key is not None and scope["path"] not in self.open_paths:
-            sent = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(sent, self.key):
-                raise RefusalError(
-                    401, "Unauthorized", "send the API key: `Authorization: Bearer KEY`", {"www-authenticate": "Bearer"}
-                )
-        # health checks are answered even when the server is busy
-        if self.num_in_flight > self.settings.max_requests and scope["path"] not in OPEN_PATHS:
+        if not self.access.allows_host(headers.get(b"host", b"")):
             raise RefusalError(
-                429, "Overloaded", "the server has too many requests: try again in 1 s", {"retry-after": "1"}
+                400, "Validation", "the server is not known by this host name: start it with --allowed-host"
             )
+        scope["elmokit.client"] = self._client(scope, headers)
+        self._check_count(scope)
         length = headers.get(b"content-length")
         if length is not None and int(length) > self.settings.max_body_bytes:  # h11 accepts only digits
-            raise self._too_large()
-        body = await self._read(receive)
+            raise self.uploads.too_large()
+        body = await self.uploads.read(receive)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != JSON.encode():
                 raise RefusalError(415, "Validation", "send the request as JSON, with `Content-Type: application/json`")
-            self.check_queue()
+            if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+                message = "the body is compressed: send it without `Content-Encoding`"
+                raise RefusalError(415, "Validation", message, {"accept-encoding": "identity"})
+            self.check_queue(scope["elmokit.client"])
+        self._check_count(scope)
         return body
 
-    async def _read(self, receive: Receive) -> bytes:
-        """The complete body, within the limits of size and time."""
-        parts, size, more = [], 0, True
-        try:
-            async with asyncio.timeout(self.settings.client_timeout):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _DisconnectedError
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > self.settings.max_body_bytes:
-                        raise self._too_large()
-                    more = message.get("more_body", False)
-        except TimeoutError:
-            reason = f"the body was not received within {self.settings.client_timeout:g} s"
-            raise RefusalError(408, "Timeout", reason, {"connection": "close"}) from None
-        return b"".join(parts)
+    def _client(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """The name of the client, which shares the model with the others: its key and its address."""
+        key: int | None = None
+        if self.access.needs_key and scope["path"] not in self.open_paths:
+            key = self.access.key_number(headers.get(b"authorization", b""))
+            if key is None:
+                raise RefusalError(
+                    401, "Unauthorized", "send the API key: `Authorization: Bearer KEY`", {"www-authenticate": "Bearer"}
+                )
+        return f"{key} {(scope.get('client') or ('',))[0]}"
 
-    def _too_large(self) -> RefusalError:
-        limit = self.settings.max_body_bytes
-        return RefusalError(
-            413,
-            "Validation",
-            f"the body is larger than {limit:,} bytes: send several requests",
-            {"connection": "close"},
-        )
+    def _check_count(self, scope: Scope) -> None:
+        # health checks are answered even when the server is busy
+        if self.num_complete >= self.settings.max_requests and scope["path"] not in OPEN_PATHS:
+            raise RefusalError(
+                429, "Overloaded", "the server has too many requests: try again in 1 s", {"retry-after": "1"}
+            )
 
     async def _discard_body(self, receive: Receive) -> None:
         """Read the rest of the body: if a socket is closed with unread bytes, the client does not get the response."""
@@ -157,6 +153,8 @@ class Guard:
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, exchange: _Exchange) -> None:
         """Run the endpoint; cancel it if the client disconnects."""
+        self.num_complete += 1
+        exchange.releases.append(self._leave)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         unread = [body]
 
@@ -176,11 +174,14 @@ class Guard:
                     answer.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await answer
-                    raise _DisconnectedError
+                    raise DisconnectedError
             answer.result()
         finally:
             disconnected.cancel()
             answer.cancel()
+
+    def _leave(self) -> None:
+        self.num_complete -= 1
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
         """Write the log line and the metrics of a request."""
@@ -192,37 +193,45 @@ class Guard:
         self.metrics.seconds.labels(route).observe(seconds)
         fields: dict[str, Any] = {
             "id": exchange.id,
-            "method": scope["method"] if scope["method"] in ("GET", "POST") else "other",
+            "method": exchange.method if exchange.method in ("GET", "HEAD", "POST") else "other",
             "route": route,
             "status": exchange.status,
             "ms": round(1000 * seconds, 2),
-            **scope["elmokit.counts"],
+            **exchange.counts,
         }
+        if exchange.trace_id is not None:
+            fields["trace_id"] = exchange.trace_id
         logger.info("request", extra={"fields": fields})
-
-
-class _DisconnectedError(Exception):
-    """The client has disconnected."""
 
 
 class _Exchange:
     """One request and its response: id, time, status, and what to release at the end."""
 
     def __init__(self, scope: Scope, send: Send, *, is_draining: Callable[[], bool]) -> None:
-        self.id = secrets.token_hex(8)
+        headers = dict(scope["headers"])
+        sent_id, parent = headers.get(b"x-request-id", b""), headers.get(b"traceparent", b"")
+        self.id = sent_id.decode() if REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
+        trace = TRACEPARENT.fullmatch(parent)
+        self.trace_id = None if trace is None else trace[1].decode()
+        self.method: str = scope["method"]
         self.begin = time.monotonic()
         self.status = 0  # until the response begins
         self.is_complete = False
         self.releases: list[Callable[[], None]] = []
+        self.counts: dict[str, int] = {}
+        self._passed_on = [(b"x-request-id", self.id.encode()), *([(b"traceparent", parent)] if trace else [])]
         self._send, self._is_draining = send, is_draining
-        scope["elmokit.releases"] = self.releases
-        scope["elmokit.counts"] = {}
+
+    @property
+    def scope_fields(self) -> dict[str, Any]:
+        """What endpoints find in the scope of the request."""
+        return {"elmokit.releases": self.releases, "elmokit.counts": self.counts}
 
     async def send(self, message: Message) -> None:
         """Send a message of the response, with the request's id in the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            headers = [*message.get("headers", ()), *self._passed_on]
             if self._is_draining():  # this connection accepts no more requests
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}

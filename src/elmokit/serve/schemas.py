@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 Inputs = str | list[str | list[str]]
 Layer = Literal["average", "top", "slot", "sense"] | Annotated[int, Field(ge=0)]
@@ -23,6 +23,12 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class ModelChoice(RequestBody):
+    """The model of a server with several models, by its name; by default the first one."""
+
+    model: str | None = None
+
+
 class Truncation(RequestBody):
     """Whether a sentence with too many tokens is cut, and from which side."""
 
@@ -32,15 +38,24 @@ class Truncation(RequestBody):
     """Accepted for clients of text-embeddings-inference. Prompts are not supported."""
 
 
-class EmbedRequest(Truncation):
-    """One text, a list of texts, or a list of token lists."""
+class EmbedRequest(Truncation, ModelChoice):
+    """One text, a list of texts, or a list of token lists.
+
+    With `late_chunking` the inputs are the chunks of one document, in order, and the model reads all of them in one
+    pass. `dimensions` makes vectors shorter: it divides the full width, and the sums of width / dimensions consecutive
+    numbers are the numbers of the short vector.
+    """
 
     inputs: Inputs
-    normalize: bool = True
+    normalize: bool | None = True
     layers: Layer = "average"
+    late_chunking: bool = False
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float"] | None = None
+    """Accepted for clients of Hugging Face."""
 
 
-class EmbedAllRequest(Truncation):
+class EmbedAllRequest(Truncation, ModelChoice):
     """One text, a list of texts, or a list of token lists."""
 
     inputs: Inputs
@@ -61,14 +76,26 @@ class SimilarityParameters(Truncation):
     layers: Layer | None = None
 
 
-class SimilarityRequest(RequestBody):
+class SimilarityRequest(ModelChoice):
     """Cosines of sentence vectors, or of a word in the sentences."""
 
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
 
 
-class TokenizeRequest(RequestBody):
+def _kind_of_inputs(body: Any) -> str:
+    """Which endpoint of Hugging Face a request at / is for."""
+    inputs = body.get("inputs") if isinstance(body, dict) else getattr(body, "inputs", None)
+    return "similarity" if isinstance(inputs, dict | SimilarityInput) else "embed"
+
+
+HuggingFaceRequest = Annotated[
+    Annotated[EmbedRequest, Tag("embed")] | Annotated[SimilarityRequest, Tag("similarity")],
+    Discriminator(_kind_of_inputs),
+]
+
+
+class TokenizeRequest(ModelChoice):
     """One text or a list of texts."""
 
     inputs: str | list[str]
@@ -76,17 +103,17 @@ class TokenizeRequest(RequestBody):
     prompt_name: None = None
 
 
-class OpenAIRequest(RequestBody):
-    """The request of OpenAI's embeddings endpoint."""
+class OpenAIRequest(ModelChoice):
+    """The request of OpenAI's embeddings endpoint; `late_chunking` as in `/embed`."""
 
     input: str | list[str]
-    model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    late_chunking: bool = False
 
 
-class LayersRequest(Truncation):
+class LayersRequest(Truncation, ModelChoice):
     """Layers of every token. With `weights`, one per layer, the weighted sum of these layers."""
 
     inputs: Inputs
@@ -95,13 +122,13 @@ class LayersRequest(Truncation):
     gamma: Finite = 1.0
 
 
-class LogProbsRequest(Truncation):
+class LogProbsRequest(Truncation, ModelChoice):
     """One text, a list of texts, or a list of token lists."""
 
     inputs: Inputs
 
 
-class SubstitutesRequest(RequestBody):
+class SubstitutesRequest(ModelChoice):
     """A text with one word in brackets, `He sat on the [bank] .`; or a token list and a position in it."""
 
     inputs: str | list[str]
@@ -166,6 +193,23 @@ class OpenAIResponse(BaseModel):
     data: list[OpenAIEmbedding]
     model: str
     usage: OpenAIUsage
+
+
+class OpenAIModel(BaseModel):
+    """A model of this server."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    """When the server was started, in seconds since 1970."""
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """The models of this server. The first one is the default."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
 
 
 class LayersResponse(BaseModel):
@@ -240,6 +284,7 @@ class Info(BaseModel):
 
     model_id: str
     model_sha: str | None
+    """SHA-256 of all that makes the vectors, as from `ELMo.digest`."""
     model_dtype: str
     model_type: ModelType
     max_concurrent_requests: int
@@ -261,6 +306,8 @@ class Info(BaseModel):
     """The kind of each task by its name on this server: ner, sentiment, …"""
     index_words: int | None
     """Number of words in the index, null without an index."""
+    models: list[str]
+    """The names of all models. The first one is the default."""
 
 
 class Status(BaseModel):

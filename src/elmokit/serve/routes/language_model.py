@@ -12,18 +12,17 @@ from starlette.concurrency import run_in_threadpool
 from elmokit.inference.scores import TokenLogProbs, perplexity_of
 from elmokit.serve import schemas, wire
 from elmokit.serve.engine import SubstituteQuery
-from elmokit.serve.reader import RequestReader
+from elmokit.serve.reader import Readers, ticket_of
 from elmokit.text import Tokenizer, marked_word
 
 
-def add_language_model(app: FastAPI, reader: RequestReader) -> None:
+def add_language_model(app: FastAPI, readers: Readers) -> None:
     """Add the endpoints of the language model; without an output layer they answer 424.
 
     Args:
         app: The application.
-        reader: Reads requests and waits for results.
+        readers: Read requests and wait for results.
     """
-    engine = reader.engine
 
     @app.post("/log_probs", response_model=list[schemas.SentenceLogProbs], tags=["language model"])
     async def log_probs(request: Request, body: schemas.LogProbsRequest) -> Response:
@@ -32,18 +31,20 @@ def add_language_model(app: FastAPI, reader: RequestReader) -> None:
         Tokens that are not in the vocabulary are scored as <UNK> and marked. The perplexity of each sentence is given
         with and without them.
         """
+        _, reader = readers.choose(body.model)
         reader.check_language_model()
-        sentences = await reader.sentences(request, body.inputs, body)
-        scores = await reader.before_deadline(engine.log_probs(sentences))
+        sentences = await reader.sentences(request, body.inputs, body, lane="log_probs")
+        scores = await reader.before_deadline(reader.engine.log_probs(sentences, ticket_of(request)))
         return await run_in_threadpool(_log_probs_response, scores)
 
     @app.post("/substitutes", response_model=list[schemas.SubstituteWord], tags=["language model"])
     async def substitutes(request: Request, body: schemas.SubstitutesRequest) -> Response:
         """The likeliest words in place of the word in brackets, or of the token at `position`."""
+        _, reader = readers.choose(body.model)
         reader.check_language_model()
-        query = _substitute_query(body, engine.model.tokenizer)
-        await reader.sentences(request, [query.tokens])  # checks the limits
-        return wire.json_response(await reader.before_deadline(engine.substitutes(query)))
+        query = _substitute_query(body, reader.engine.model.tokenizer)
+        await reader.sentences(request, [query.tokens], lane="substitutes")  # checks the limits
+        return wire.json_response(await reader.before_deadline(reader.engine.substitutes(query, ticket_of(request))))
 
 
 def _log_probs_response(scores: list[TokenLogProbs]) -> Response:

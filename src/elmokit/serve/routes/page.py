@@ -6,6 +6,7 @@ from other servers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def add_pages(app: FastAPI) -> list[str]:
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(reference_page(app.openapi()), headers={"content-security-policy": PAGE_POLICY})
+        page = reference_page(app.openapi())
+        etag = f'"{hashlib.sha256(page.encode()).hexdigest()[:32]}"'
+        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY, "etag": etag})
 
     return list(files)
 

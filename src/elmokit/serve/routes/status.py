@@ -6,6 +6,8 @@ metrics for Prometheus.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,32 +34,54 @@ class Lifecycle:
 
 
 def add_status(
-    app: FastAPI, engine: Engine, settings: Settings, metrics: Metrics, lifecycle: Lifecycle, name: str
+    app: FastAPI, engines: Mapping[str, Engine], settings: Settings, metrics: Metrics, lifecycle: Lifecycle
 ) -> None:
-    """Add /info, /health, /ready and /metrics.
+    """Add /info, /v1/models, /health, /ready and /metrics.
 
     Args:
         app: The application.
-        engine: The model behind its batcher.
+        engines: The models behind their batcher, by name. The first one is the default.
         settings: The limits.
         metrics: What /metrics shows.
         lifecycle: What /ready shows.
-        name: Name of the model.
     """
-    server_info = _info(engine, settings, name)
+    names = list(engines)
+    infos = {name: _info(one, settings, name, names) for name, one in engines.items()}
+    batcher = engines[names[0]].batcher
+    started = int(time.time())
     unavailable: dict[int | str, dict[str, Any]] = {
         503: {"model": schemas.ErrorBody, "description": "The server is loading, shutting down or broken."}
     }
 
+    def openai_model(name: str) -> schemas.OpenAIModel:
+        return schemas.OpenAIModel(id=name, object="model", created=started, owned_by="elmokit")
+
+    def check_model(name: str) -> str:
+        if name not in infos:
+            raise RefusalError(
+                404, "NotFound", f"there is no model {name!r}; the models of this server: {', '.join(names)}"
+            )
+        return name
+
     @app.get("/info", tags=["server"])
-    async def info() -> schemas.Info:
-        """The model and the limits."""
-        return server_info
+    async def info(model: str | None = None) -> schemas.Info:
+        """The model and the limits; `?model=NAME` for another model than the first."""
+        return infos[names[0] if model is None else check_model(model)]
+
+    @app.get("/v1/models", tags=["server"])
+    async def models() -> schemas.OpenAIModels:
+        """The models of this server, in the format of OpenAI."""
+        return schemas.OpenAIModels(object="list", data=[openai_model(name) for name in names])
+
+    @app.get("/v1/models/{name:path}", tags=["server"])
+    async def one_model(name: str) -> schemas.OpenAIModel:
+        """A model of this server, in the format of OpenAI."""
+        return openai_model(check_model(name))
 
     @app.get("/health", responses=unavailable, tags=["server"])
     async def health() -> schemas.Status:
         """200 while the thread that runs the model is alive."""
-        if not engine.batcher.is_alive:
+        if not batcher.is_alive:
             raise RefusalError(503, "Unhealthy", "the thread that runs the model has stopped")
         return schemas.Status(status="healthy")
 
@@ -77,13 +101,13 @@ def add_status(
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _info(engine: Engine, settings: Settings, name: str) -> schemas.Info:
+def _info(engine: Engine, settings: Settings, name: str, names: list[str]) -> schemas.Info:
     """What /info shows."""
     model = engine.model
     dtype = "int8" if model.bilm.is_int8 else str(next(model.bilm.parameters()).dtype).removeprefix("torch.")
     return schemas.Info(
         model_id=name,
-        model_sha=None,
+        model_sha=model.digest(),
         model_dtype=dtype,
         model_type=schemas.ModelType(embedding=schemas.Embedding(pooling="mean")),
         max_concurrent_requests=settings.max_requests,
@@ -103,6 +127,7 @@ def _info(engine: Engine, settings: Settings, name: str) -> schemas.Info:
         tasks=list(engine.tasks),
         task_kinds={task_name: _kind(task) for task_name, task in engine.tasks.items()},
         index_words=None if engine.index is None else len(engine.index),
+        models=names,
     )
 
 

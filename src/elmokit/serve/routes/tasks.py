@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from elmokit.serve import schemas, wire
 from elmokit.serve.engine import NeighbourQuery
 from elmokit.serve.errors import RefusalError
-from elmokit.serve.reader import RequestReader
+from elmokit.serve.reader import RequestReader, ticket_of
 from elmokit.text import Tokenizer, marked_phrase
 
 
@@ -38,8 +38,8 @@ def add_tasks(app: FastAPI, reader: RequestReader) -> None:
         inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         reader.check_count(inputs, "inputs")
         lengths = await run_in_threadpool(lambda: [_num_tokens(value, tokenizer) for value in inputs])
-        reader.admit(request, lengths)
-        predictions = await reader.before_deadline(engine.predict(name, inputs, lengths))
+        reader.admit(request, f"task {name}", lengths)
+        predictions = await reader.before_deadline(engine.predict(name, inputs, lengths, ticket_of(request)))
         return await run_in_threadpool(wire.json_response, predictions)
 
     @app.post("/neighbours", response_model=list[schemas.NeighbourWord], tags=["index"])
@@ -47,9 +47,10 @@ def add_tasks(app: FastAPI, reader: RequestReader) -> None:
         """The words of the indexed corpus nearest to the word or phrase in brackets, at most one per sentence."""
         if engine.index is None:
             raise RefusalError(424, "Backend", "this server has no index: start it with --index FOLDER")
-        (tokens,) = await reader.sentences(request, [marked_phrase(body.inputs, tokenizer).tokens])
+        phrase = marked_phrase(body.inputs, tokenizer)
+        (tokens,) = await reader.sentences(request, [phrase.tokens], lane="neighbours")
         query = NeighbourQuery(body.inputs, body.k, len(tokens))
-        return wire.json_response(await reader.before_deadline(engine.neighbours(query)))
+        return wire.json_response(await reader.before_deadline(engine.neighbours(query, ticket_of(request))))
 
 
 def _num_tokens(value: Any, tokenizer: Tokenizer) -> int:

@@ -5,6 +5,7 @@ Input: texts or token lists.  Output: vectors of sentences, tokens or layers, as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,42 +18,59 @@ from starlette.concurrency import run_in_threadpool
 from elmokit.inference.views import View, default_layers, view_of
 from elmokit.model import ELMo
 from elmokit.serve import schemas, wire
-from elmokit.serve.engine import Reduce, chosen_layers, phrase_vector, sentence_vector, token_vectors, weighted_sum
+from elmokit.serve.engine import (
+    Reduce,
+    Vectors,
+    chosen_layers,
+    chunk_vectors,
+    phrase_vector,
+    sentence_vector,
+    token_vectors,
+    weighted_sum,
+)
 from elmokit.serve.errors import RefusalError
-from elmokit.serve.reader import RequestReader
+from elmokit.serve.reader import Readers, RequestReader
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, find_phrase
 
 
-def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
+def add_vectors(app: FastAPI, readers: Readers) -> None:
     """Add the endpoints of vectors and tokens.
 
     Args:
         app: The application.
-        reader: Reads requests and waits for results.
-        name: Name of the model in responses of /v1/embeddings.
+        readers: Read requests and wait for results.
     """
-    model = reader.engine.model
 
     @app.post("/embed", response_model=list[list[float]], responses=wire.BINARY_RESPONSES, tags=["vectors"])
     async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
         """One vector per text: the mean of its token vectors, of length one unless `normalize` is false."""
+        _, reader = readers.choose(body.model)
+        model = reader.engine.model
         view = view_of(body.layers, model.num_layers, single=True)
+        _check_dimensions(body.dimensions, model.dim)
         sentences = await reader.sentences(request, body.inputs, body)
-        vectors = await reader.vectors(sentences, sentence_vector(view, normalize=body.normalize))
-        return await wire.matrix_response(request, vectors)
+        normalize = body.normalize is not False
+        if body.late_chunking:
+            vectors = await _chunk_vectors(request, reader, sentences, view, normalize=normalize)
+        else:
+            vectors = await reader.vectors(request, sentences, sentence_vector(view, normalize=normalize))
+        return await wire.matrix_response(request, _shortened(vectors, body.dimensions, normalize=normalize))
 
     @app.post("/embed_all", response_model=list[list[list[float]]], responses=wire.BINARY_RESPONSES, tags=["vectors"])
     async def embed_all(request: Request, body: schemas.EmbedAllRequest) -> Response:
         """One vector per token of each text."""
-        view = view_of(body.layers, model.num_layers, single=True)
+        _, reader = readers.choose(body.model)
+        view = view_of(body.layers, reader.engine.model.num_layers, single=True)
         sentences = await reader.sentences(request, body.inputs, body)
-        return await wire.ragged_response(request, await reader.vectors(sentences, token_vectors(view)))
+        return await wire.ragged_response(request, await reader.vectors(request, sentences, token_vectors(view)))
 
     @app.post("/layers", response_model=schemas.LayersResponse, responses=wire.BINARY_RESPONSES, tags=["vectors"])
     async def layers(request: Request, body: schemas.LayersRequest) -> Response:
         """Layers of every token, or with `weights` their mix: gamma * sum_j softmax(weights)_j * layer_j."""
-        numbers = list(range(model.num_layers)) if body.layers == "all" else body.layers
-        reduce = chosen_layers(numbers, model.num_layers)
+        _, reader = readers.choose(body.model)
+        num_layers = reader.engine.model.num_layers
+        numbers = list(range(num_layers)) if body.layers == "all" else body.layers
+        reduce = chosen_layers(numbers, num_layers)
         if body.weights is not None:
             if len(body.weights) != len(numbers):
                 raise ValueError(f"there are {len(numbers)} layers and {len(body.weights)} weights: send one per layer")
@@ -61,12 +79,14 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
             raise ValueError("gamma belongs to a mix: send weights too, [0, 0, …] for the average")
         sentences = await reader.sentences(request, body.inputs, body)
         before = b'{"tokens":' + orjson.dumps(sentences) + b',"layers":' + orjson.dumps(numbers) + b',"vectors":['
-        vectors = await reader.vectors(sentences, reduce)
+        vectors = await reader.vectors(request, sentences, reduce)
         return await wire.ragged_response(request, vectors, before=before, after=b"]}")
 
     @app.post("/similarity", response_model=list[float], tags=["vectors"])
     async def similarity(request: Request, body: schemas.SimilarityRequest) -> Response:
         """The cosine of one sentence with each of the others; with `word`, of that word in them."""
+        _, reader = readers.choose(body.model)
+        model = reader.engine.model
         inputs, parameters = body.inputs, body.parameters or schemas.SimilarityParameters()
         default = default_layers(inputs.word)
         view = view_of(default if parameters.layers is None else parameters.layers, model.num_layers, single=True)
@@ -77,20 +97,36 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
         reduce: Reduce | list[Reduce] = sentence_vector(view, normalize=True)
         if inputs.word is not None:
             reduce = await run_in_threadpool(_phrases, inputs.word, sentences, view, model)
-        source, *others = await reader.vectors(sentences, reduce)
+        source, *others = await reader.vectors(request, sentences, reduce)
         return wire.json_response(np.stack(others) @ source)
 
-    average = sentence_vector(view_of("average", model.num_layers, single=True), normalize=True)
+    @app.post(
+        "/",
+        response_model=list[list[float]] | list[float],
+        responses=wire.BINARY_RESPONSES,
+        tags=["vectors"],
+    )
+    async def hugging_face(request: Request, body: schemas.HuggingFaceRequest) -> Response:
+        """The endpoint of Hugging Face's clients: as /embed, or as /similarity if `inputs` has a `source_sentence`."""
+        if isinstance(body, schemas.SimilarityRequest):
+            return await similarity(request, body)
+        return await embed(request, body)
 
     @app.post("/v1/embeddings", response_model=schemas.OpenAIResponse, tags=["vectors"])
     async def openai_embeddings(request: Request, body: schemas.OpenAIRequest) -> Response:
         """OpenAI's endpoint: vectors of length one, as numbers or as base64 of little-endian float32."""
-        if body.dimensions not in (None, model.dim):
-            raise ValueError(f"dimensions is {body.dimensions}, this model has vectors of {model.dim} dimensions")
+        name, reader = readers.choose(body.model)
+        model = reader.engine.model
+        view = view_of("average", model.num_layers, single=True)
+        _check_dimensions(body.dimensions, model.dim)
         texts: schemas.Inputs = body.input if isinstance(body.input, str) else list(body.input)
         sentences = await reader.sentences(request, texts, name="input")
+        if body.late_chunking:
+            vectors = await _chunk_vectors(request, reader, sentences, view, normalize=True)
+        else:
+            vectors = await reader.vectors(request, sentences, sentence_vector(view, normalize=True))
         return await wire.openai_response(
-            await reader.vectors(sentences, average),
+            _shortened(vectors, body.dimensions, normalize=True),
             as_base64=body.encoding_format == "base64",
             model=name,
             num_tokens=sum(map(len, sentences)),
@@ -99,9 +135,42 @@ def add_vectors(app: FastAPI, reader: RequestReader, name: str) -> None:
     @app.post("/tokenize", response_model=list[list[schemas.SimpleToken]], tags=["vectors"])
     async def tokenize(request: Request, body: schemas.TokenizeRequest) -> Response:
         """The tokens of each text with their offsets."""
+        _, reader = readers.choose(body.model)
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         await reader.sentences(request, list(texts))  # checks the limits
+        model = reader.engine.model
         return wire.json_response(await run_in_threadpool(_simple_tokens, texts, model, body.add_special_tokens))
+
+
+async def _chunk_vectors(
+    request: Request, reader: RequestReader, chunks: Sequence[list[str]], view: View, *, normalize: bool
+) -> list[Vectors]:
+    """One vector per chunk of a document that the model reads in one pass: the mean of the chunk's token vectors."""
+    document = [token for tokens in chunks for token in tokens]
+    limit = reader.settings.max_sentence_tokens
+    num_tokens = reader.engine.num_units(document)
+    if num_tokens > limit:
+        message = f"the chunks have {num_tokens:,} tokens, at most {limit:,} are read in one pass: send fewer chunks"
+        raise RefusalError(413, "Validation", message)
+    ends = list(itertools.accumulate(map(len, chunks)))
+    (vectors,) = await reader.vectors(request, [document], chunk_vectors(view, ends, normalize=normalize))
+    return list(vectors)
+
+
+def _check_dimensions(dimensions: int | None, full: int) -> None:
+    """Check the number of dimensions that a request asks for."""
+    if dimensions is not None and (dimensions < 1 or full % dimensions):
+        raise ValueError(f"dimensions is {dimensions}: it must divide {full}, the width of this model's vectors")
+
+
+def _shortened(vectors: list[Vectors], dimensions: int | None, *, normalize: bool) -> list[Vectors]:
+    """Vectors whose numbers are sums of consecutive numbers of the given vectors."""
+    if dimensions is None or not vectors or dimensions == len(vectors[0]):
+        return vectors
+    short = np.stack(vectors).reshape(len(vectors), dimensions, -1).sum(axis=2)
+    if normalize:
+        short /= np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
+    return list(short)
 
 
 def _phrases(word: str, sentences: Sequence[list[str]], view: View, model: ELMo) -> list[Reduce]:
