@@ -88,6 +88,9 @@ def error_of(response, status, error_type):
     body = response.json()
     assert set(body) == {"error", "error_type"}
     assert body["error_type"] == error_type
+    if response.url.path.startswith("/v1/"):  # the format of OpenAI
+        assert body["error"] == {"message": body["error"]["message"], "type": error_type, "param": None, "code": None}
+        return body["error"]["message"]
     return body["error"]
 
 

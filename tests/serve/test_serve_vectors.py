@@ -265,10 +265,10 @@ def test_the_openai_client_shows_our_errors(client):
     with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0) as official:
         with pytest.raises(openai.UnprocessableEntityError) as wrong:
             official.embeddings.create(model="tiny", input="a", dimensions=3)
-        assert "dimensions is 3" in wrong.value.body
+        assert "dimensions is 3" in wrong.value.body["message"]
         with pytest.raises(openai.UnprocessableEntityError) as wrong:
             official.embeddings.create(model="tiny", input=[[1, 2, 3]])
-        assert "valid string" in wrong.value.body
+        assert "valid string" in wrong.value.body["message"]
 
 
 def test_tokenize_gives_the_offsets_of_tokens(client):

@@ -1,13 +1,15 @@
 """The verb `serve`: a model behind a URL.
 
-Input: the name of a model, folders of tasks and of an index, limits.  Output: a server that runs until it is stopped,
+Input: the names of models, folders of tasks and of an index, limits.  Output: a server that runs until it is stopped,
 with its log on standard error.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("models", nargs=-1, metavar="[MODEL | NAME=MODEL]...")
 @click.option(
     "--task",
     "tasks",
@@ -44,8 +46,20 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--api-key",
+    "api_keys",
+    multiple=True,
     envvar="ELMOKIT_API_KEY",
-    help="Key that clients must send. Set ELMOKIT_API_KEY instead: other users can see arguments.",
+    help="Key that clients must send; can be repeated. Set ELMOKIT_API_KEY instead, with spaces between several keys: "
+    "other users can see arguments.",
+)
+@click.option(
+    "--api-key-file", metavar="FILE", help="File with one key per line. It is read again when the server gets SIGHUP."
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    help="Host name under which clients know the server; requests for other names are refused; can be repeated.",
 )
 @click.option(
     "--cors-origin",
@@ -93,8 +107,22 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds that a client can take to send a request or to read an answer.",
 )
+@click.option(
+    "--drain",
+    type=float,
+    default=0.3,
+    show_default=True,
+    help="Seconds after SIGTERM in which new connections are accepted and /ready is 503.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least level of the log. Requests are logged at info.",
+)
 def serve(
-    model: str | None,
+    models: tuple[str, ...],
     tasks: tuple[str, ...],
     index: str | None,
     host: str,
@@ -102,7 +130,9 @@ def serve(
     workers: int,
     device: str | None,
     quantize: Literal["int8"] | None,
-    api_key: str | None,
+    api_keys: tuple[str, ...],
+    api_key_file: str | None,
+    allowed_hosts: tuple[str, ...],
     cors_origins: tuple[str, ...],
     max_body_bytes: int,
     max_sentences: int,
@@ -114,10 +144,14 @@ def serve(
     patience: float,
     deadline: float,
     client_timeout: float,
+    drain: float,
+    log_level: str,
 ) -> None:
     """Serve MODEL over HTTP, with the explorer page at /.
 
-    Without MODEL, serve en. Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
+    Without MODEL, serve en. Of several models, requests choose one with the field "model": its NAME, or MODEL itself.
+    The first one is the default. Ctrl-C or SIGTERM stops the server after it has answered the requests that it
+    accepted.
     """
     from elmokit.serve.server import serve as run
     from elmokit.serve.settings import Settings
@@ -126,7 +160,9 @@ def serve(
         host=host,
         port=port,
         workers=workers,
-        api_key=api_key,
+        api_keys=api_keys,
+        api_key_file=api_key_file,
+        allowed_hosts=tuple(host.lower() for host in allowed_hosts),
         cors_origins=cors_origins,
         max_body_bytes=max_body_bytes,
         max_sentences=max_sentences,
@@ -138,10 +174,12 @@ def serve(
         patience=patience,
         deadline=deadline,
         client_timeout=client_timeout,
+        drain=drain,
     )
+    places = _read_models(models)
     folders = dict(map(_read_task, tasks))
 
-    def load() -> ELMo:
+    def load(model: str | None) -> ELMo:
         from elmokit.model import ELMo
         from elmokit.network import find_device
 
@@ -153,12 +191,38 @@ def serve(
     def announce(url: str) -> None:
         from elmokit.serve.observe import log_as_json
 
-        log_as_json()
+        log_as_json(getattr(logging, log_level.upper()))
         if sys.stderr.isatty():
             click.echo(f"{url} (Ctrl-C stops the server)", err=True)
 
     place = None if index is None else Path(index)
-    run(load, settings, name=model or "elmokit-en", tasks=folders, index=place, on_listening=announce)
+    (name, first), *others = places.items()
+    run(
+        partial(load, first),
+        settings,
+        name=name,
+        tasks=folders,
+        index=place,
+        models={other: partial(load, model) for other, model in others},
+        on_listening=announce,
+    )
+
+
+def _read_models(texts: tuple[str, ...]) -> dict[str, str | None]:
+    """The models by name: MODEL, which is its own name, or NAME=MODEL."""
+    if not texts:
+        return {"elmokit-en": None}
+    models: dict[str, str | None] = {}
+    for text in texts:
+        name, equals, model = text.partition("=")
+        if not equals or os.path.exists(text):
+            name = model = text
+        if not name or not model:
+            raise ValueError(f"{text}: write a name and a model, as in legal=runs/legal")
+        if name in models:
+            raise ValueError(f"there are two models {name}: give one of them another name, as in other={model}")
+        models[name] = model
+    return models
 
 
 def _read_task(text: str) -> tuple[str, Path]:

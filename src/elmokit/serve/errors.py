@@ -1,5 +1,7 @@
 """Errors of the server, all in one format: `{"error": …, "error_type": …}`, as in text-embeddings-inference.
 
+Under /v1, the paths of OpenAI, `error` is an object with a `message`: OpenAI's clients show no other one.
+
 Input: exceptions of endpoints, of FastAPI and of the batcher.  Output: responses with a status of 400 or more.
 """
 
@@ -26,6 +28,7 @@ TOKEN_IDS = (
     "token ids are numbers of OpenAI's tokenizer, which this model does not have: send texts "
     "(in LangChain, OpenAIEmbeddings(check_embedding_ctx_length=False))"
 )
+OPENAI_PATHS = "/v1/"
 STATUS_NAMES = {404: "NotFound", 405: "MethodNotAllowed"}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "model": schemas.ErrorBody}
@@ -43,6 +46,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         503: "The request would not be answered in time. Retry-After gives the seconds to wait.",
         504: "The deadline passed.",
     }.items()
+}
+OPENAI_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {**response, "model": schemas.OpenAIErrorBody} for status, response in ERROR_RESPONSES.items()
 }
 FIELDS = {
     name
@@ -69,12 +75,23 @@ class RefusalError(Exception):
     @property
     def body(self) -> bytes:
         """The response body as JSON. A long message is cut."""
+        return self.body_for("/")
+
+    def body_for(self, path: str) -> bytes:
+        """The response body as JSON, in the format of the clients of a path. A long message is cut.
+
+        Args:
+            path: Path of the request.
+        """
         message = str(self)
         if len(message) > MAX_MESSAGE_LENGTH:
             message = message[:MAX_MESSAGE_LENGTH] + " …"
         # a message may quote text that UTF-8 cannot encode, such as a lone surrogate from a path
         message = message.encode("utf-8", "replace").decode()
-        return orjson.dumps({"error": message, "error_type": self.error_type})
+        error: Any = message
+        if path.startswith(OPENAI_PATHS):
+            error = {"message": message, "type": self.error_type, "param": None, "code": None}
+        return orjson.dumps({"error": error, "error_type": self.error_type})
 
 
 def refuse_overload(check: Callable[[], T]) -> T:
@@ -106,12 +123,12 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, _bad_value)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusalError)
-    return _respond(error)
+    return _respond(request, error)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems, has_ids = [], False
     for problem in error.errors()[:3]:
@@ -122,11 +139,17 @@ async def _invalid(_: Request, error: Exception) -> Response:
         # for a union, pydantic also names the type that it tried
         field = ".".join(str(part) for part in place if isinstance(part, int) or part in FIELDS)
         problems.append(f"{field}: {problem['msg']}" if field else str(problem["msg"]))
-        is_number = isinstance(problem.get("input"), int) and not isinstance(problem.get("input"), bool)
-        has_ids = has_ids or (place[:1] == ("input",) and is_number)
+        has_ids = has_ids or (place[:1] == ("input",) and _is_ids(problem.get("input")))
     if has_ids:
         problems.append(TOKEN_IDS)
-    return _respond(RefusalError(422, "Validation", "; ".join(problems)))
+    return _respond(request, RefusalError(422, "Validation", "; ".join(problems)))
+
+
+def _is_ids(value: object) -> bool:
+    """Whether a value is a token id, or a list that starts with one."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _quoted(name: object) -> str:
@@ -135,15 +158,15 @@ def _quoted(name: object) -> str:
     return text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…"
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     error_type = STATUS_NAMES.get(error.status_code, "Validation")
-    return _respond(RefusalError(error.status_code, error_type, str(error.detail), dict(error.headers or {})))
+    return _respond(request, RefusalError(error.status_code, error_type, str(error.detail), dict(error.headers or {})))
 
 
-async def _bad_value(_: Request, error: Exception) -> Response:
-    return _respond(RefusalError(422, "Validation", str(error)))
+async def _bad_value(request: Request, error: Exception) -> Response:
+    return _respond(request, RefusalError(422, "Validation", str(error)))
 
 
-def _respond(refusal: RefusalError) -> Response:
-    return Response(refusal.body, refusal.status, refusal.headers, JSON)
+def _respond(request: Request, refusal: RefusalError) -> Response:
+    return Response(refusal.body_for(request.url.path), refusal.status, refusal.headers, JSON)

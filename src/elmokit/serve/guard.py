@@ -214,6 +214,7 @@ class _Exchange:
         trace = TRACEPARENT.fullmatch(parent)
         self.trace_id = None if trace is None else trace[1].decode()
         self.method: str = scope["method"]
+        self.path: str = scope["path"]
         self.begin = time.monotonic()
         self.status = 0  # until the response begins
         self.is_complete = False
@@ -241,11 +242,12 @@ class _Exchange:
 
     async def refuse(self, refusal: RefusalError) -> None:
         """Answer with an error."""
-        headers = {"content-type": JSON, "content-length": str(len(refusal.body)), **refusal.headers}
+        body = refusal.body_for(self.path)
+        headers = {"content-type": JSON, "content-length": str(len(body)), **refusal.headers}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
         # if the body is too large, the response ends after the body is discarded
-        await self.send({"type": "http.response.body", "body": refusal.body, "more_body": refusal.status == 413})
+        await self.send({"type": "http.response.body", "body": body, "more_body": refusal.status == 413})
 
     async def end(self) -> None:
         """End the response."""

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
+import re
 import sys
 import traceback
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
+from elmokit import __version__
 from elmokit.serve.batching import BatchReport
 from elmokit.serve.settings import METRICS_VARIABLE
 
@@ -68,6 +76,15 @@ class Metrics:
             registry=self.registry,
         )
 
+        build = Gauge(
+            "elmokit_build_info",
+            "Versions of the program; the value is 1.",
+            ["version", "python", "torch"],
+            registry=self.registry,
+            multiprocess_mode="max",
+        )
+        build.labels(__version__, platform.python_version(), torch.__version__).set(1)
+
     def record_batch(self, report: BatchReport) -> None:
         """Count a batch.
 
@@ -82,11 +99,38 @@ class Metrics:
 
     def text(self) -> bytes:
         """The metrics in the text format of Prometheus; with several workers, those of all workers."""
-        registry = self.registry
-        if METRICS_VARIABLE in os.environ:
+        registry, processes = self.registry, [os.getpid()]
+        if folder := os.environ.get(METRICS_VARIABLE):
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+            files = (re.fullmatch(r"gauge_livesum_(\d+)\.db", path.name) for path in Path(folder).iterdir())
+            processes = [int(file[1]) for file in files if file is not None]
+        own = CollectorRegistry()
+        own.register(_Processes(processes))
+        return generate_latest(registry) + generate_latest(own)
+
+
+class _Processes(Collector):
+    """The metrics `process_…` of Prometheus for all workers: sums, and the first start.
+
+    Args:
+        processes: Their ids.
+    """
+
+    def __init__(self, processes: list[int]) -> None:
+        self.processes = processes
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics of the processes that are alive. There are none on a system without /proc."""
+        metrics: dict[str, Metric] = {}
+        for process in self.processes:
+            for metric in ProcessCollector(pid=partial(int, process), registry=None).collect():
+                known = metrics.setdefault(metric.name, metric)
+                if known is not metric:
+                    join = min if metric.name in ("process_start_time_seconds", "process_max_fds") else sum
+                    value = join((known.samples[0].value, metric.samples[0].value))
+                    known.samples[0] = known.samples[0]._replace(value=value)
+        return metrics.values()
 
 
 class JSONLines(logging.Formatter):

@@ -161,6 +161,22 @@ class ErrorBody(BaseModel):
     error_type: str
 
 
+class OpenAIError(BaseModel):
+    """An error as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: None
+    code: None
+
+
+class OpenAIErrorBody(BaseModel):
+    """The body of every response of /v1 with a status of 400 or more."""
+
+    error: OpenAIError
+    error_type: str
+
+
 class SimpleToken(BaseModel):
     """A token and its offsets in characters. `id` is its place in the vocabulary, null without a vocabulary."""
 

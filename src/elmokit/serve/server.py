@@ -1,7 +1,8 @@
 """Processes that serve a model: start, workers, signals, shutdown.
 
-Input: a model, folders of tasks and of an index, `Settings`.  Output: a running server. After SIGTERM or Ctrl-C it
-accepts no more connections, answers the requests that it has, and returns.
+Input: models, folders of tasks and of an index, `Settings`.  Output: a running server. After SIGTERM or Ctrl-C it
+accepts no more connections, answers the requests that it has, and returns. SIGHUP makes it read the file of API keys
+again.
 
 Several workers are forks of a process that has loaded the model, packed its weights and started no threads of torch.
 They share this memory, in whatever format the weights are stored, because none of them writes to it.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Literal
 
 from elmokit.extras import require
 from elmokit.files import locked
+from elmokit.serve.loading import answering_while_loading
 from elmokit.serve.settings import METRICS_VARIABLE, Settings
 
 if TYPE_CHECKING:
@@ -37,13 +39,17 @@ if TYPE_CHECKING:
 
     from elmokit.index import WordIndex
     from elmokit.model import ELMo
+    from elmokit.serve.access import Access
     from elmokit.serve.engine import Task
     from elmokit.serve.routes.status import Lifecycle
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
+MAX_FILES = 65536
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+FORWARDED_SIGNALS = STOP_SIGNALS if HANGUP is None else (*STOP_SIGNALS, HANGUP)
 RESTART_SECONDS = 1.0  # a worker that ends sooner is started again only after this time
 ACCEPT_SECONDS = 0.05  # at shutdown, time to accept the connections of the backlog
 SHUTDOWN_SECONDS = 5.0  # at shutdown, time beyond the deadline to send the last responses
@@ -58,6 +64,7 @@ def serve(
     name: str = "elmokit",
     tasks: Mapping[str, Path] | None = None,
     index: Path | None = None,
+    models: Mapping[str, Callable[[], ELMo]] | None = None,
     on_listening: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT.
@@ -68,34 +75,39 @@ def serve(
         name: Name of the model in responses.
         tasks: Folders of trained tasks by the name in their path, /tasks/NAME.
         index: Folder of the index for /neighbours.
-        on_listening: Called once with the URL, when the server listens.
+        models: Functions that load further models, by name.
+        on_listening: Called once with the URL, when the models are loaded.
 
     Raises:
         ImportError: If the extra `serve` is not installed.
-        ValueError: If the address cannot be used, if several workers are not possible on this system or device, or if
-            the index was built with another model.
+        ValueError: If the address cannot be used, if several workers are not possible on this system or device, if
+            the index was built with another model, or if the API keys cannot be read.
     """
     for module in ("fastapi", "orjson", "uvicorn"):
         require(module, extra="serve")
-    with _listen(settings.host, settings.port) as listening:
+    with _listen(settings.host, settings.port) as listening, _ignoring_hangup():
 
         def load_all() -> _Service:
             model = load()
             if settings.workers > 1 and model.device.type != "cpu":
                 raise ValueError(f"workers is {settings.workers}: one worker serves a GPU, use workers=1")
-            return _Service(model, name, _load_tasks(tasks or {}, model), _open_index(index, model))
+            further = {other: load_other() for other, load_other in (models or {}).items()}
+            return _Service(model, name, _load_tasks(tasks or {}, model), _open_index(index, model), further)
 
-        def listen() -> None:
-            listening.listen(BACKLOG)
+        def announce() -> None:
             on_listening(_url(listening))
+            _warn_if_open(listening, settings)
 
+        _raise_file_limit()
         if settings.workers == 1:
             require("prometheus_client", extra="serve")
-            service = load_all()
-            listen()
+            listening.listen(BACKLOG)
+            with answering_while_loading(listening):
+                service = load_all()
+            announce()
             _run(service, settings, listening)
         else:
-            _serve_with_workers(load_all, settings, listening, listen)
+            _serve_with_workers(load_all, settings, listening, announce)
 
 
 @dataclass(frozen=True)
@@ -106,12 +118,13 @@ class _Service:
     name: str
     tasks: Mapping[str, Task]
     index: WordIndex | None
+    models: Mapping[str, ELMo]
 
 
 def _serve_with_workers(
-    load_all: Callable[[], _Service], settings: Settings, listening: socket.socket, listen: Callable[[], None]
+    load_all: Callable[[], _Service], settings: Settings, listening: socket.socket, announce: Callable[[], None]
 ) -> None:
-    """Load and warm up the model once, and serve it in several forks."""
+    """Load and warm up the models once, and serve them in several forks."""
     if not hasattr(os, "fork"):
         raise ValueError("several workers need a system that can fork: use workers=1")
     with contextlib.ExitStack() as stack:
@@ -125,11 +138,14 @@ def _serve_with_workers(
 
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # a thread pool does not survive a fork
-        service = load_all()
-        warm_up(service.model)
+        listening.listen(BACKLOG)
+        with answering_while_loading(listening):  # its thread ends before the first fork
+            service = load_all()
+            for model in (service.model, *service.models.values()):
+                warm_up(model)
         gc.collect()
         gc.freeze()
-        listen()
+        announce()
         supervisor = os.getpid()
 
         def work() -> None:
@@ -173,6 +189,41 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _raise_file_limit() -> None:
+    """Allow as many open connections as the system does."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+@contextlib.contextmanager
+def _ignoring_hangup() -> Generator[None, None, None]:
+    """SIGHUP does not end the process, also while it loads and while it ends."""
+    if HANGUP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(HANGUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(HANGUP, before)
+
+
+def _warn_if_open(listening: socket.socket, settings: Settings) -> None:
+    """Warn if other machines can send requests without a key."""
+    from elmokit.serve.access import is_loopback
+
+    host = listening.getsockname()[0]
+    if not settings.keys and settings.api_key_file is None and not is_loopback(host):
+        logger.warning(
+            "other machines can use this server without an API key: set ELMOKIT_API_KEY",
+            extra={"fields": {"address": host}},
+        )
+
+
 def _url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -207,9 +258,17 @@ def _run(service: _Service, settings: Settings, listening: socket.socket, superv
     """Serve in this process until a signal comes."""
     from elmokit.serve.app import create_app
 
-    fields = {"url": _url(listening), "model": service.name, "tasks": list(service.tasks)}
+    names = [service.name, *service.models]
+    fields = {"url": _url(listening), "model": service.name, "models": names, "tasks": list(service.tasks)}
     logger.info("serving", extra={"fields": fields})
-    app = create_app(service.model, settings, name=service.name, tasks=service.tasks, index=service.index)
+    app = create_app(
+        service.model,
+        settings,
+        name=service.name,
+        tasks=service.tasks,
+        index=service.index,
+        models=service.models,
+    )
     make_server(app, settings, supervisor=supervisor).run(sockets=[listening])
     logger.info("ended")
 
@@ -230,6 +289,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
     from elmokit.serve.connection import Connection
 
     lifecycle: Lifecycle = app.state.lifecycle
+    access: Access = app.state.access
 
     class TimedConnection(Connection):
         client_timeout = settings.client_timeout
@@ -258,6 +318,9 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
                 yield
                 return
             before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+            if HANGUP is not None:
+                loop = asyncio.get_running_loop()
+                before[HANGUP] = signal.signal(HANGUP, lambda *_: loop.call_soon_threadsafe(access.reload))
             try:
                 yield
             finally:
@@ -282,25 +345,28 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 
 
 def _supervise(work: Callable[[], None], count: int) -> None:
-    """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them."""
+    """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
+
+    SIGHUP is passed on to the forks.
+    """
     stopping = False
     workers: dict[int, float] = {}
 
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal stopping
-        stopping = True
+        stopping = stopping or number in STOP_SIGNALS
         for worker in list(workers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, number)
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in FORWARDED_SIGNALS}
     try:
         while workers or not stopping:
             while len(workers) < count and not stopping:
                 # signals are blocked until `stop` knows the worker, and `stop` never runs in the fork
-                signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+                signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
                 workers[_fork(work)] = time.monotonic()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
             worker, status = os.wait()
             seconds = time.monotonic() - workers.pop(worker)
             if not stopping:
@@ -321,9 +387,9 @@ def _fork(work: Callable[[], None]) -> int:
         return worker
     code: Literal[0, 1] = 1
     try:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        for number in FORWARDED_SIGNALS:
+            signal.signal(number, signal.SIG_DFL if number in STOP_SIGNALS else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         work()
         code = 0
     except BaseException:

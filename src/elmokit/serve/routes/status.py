@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from elmokit import __version__
 from elmokit.serve import schemas
 from elmokit.serve.engine import Engine, Task
-from elmokit.serve.errors import RefusalError
+from elmokit.serve.errors import OPENAI_ERROR_RESPONSES, RefusalError
 from elmokit.serve.observe import Metrics
 from elmokit.serve.settings import Settings
 
@@ -68,12 +68,12 @@ def add_status(
         """The model and the limits; `?model=NAME` for another model than the first."""
         return infos[names[0] if model is None else check_model(model)]
 
-    @app.get("/v1/models", tags=["server"])
+    @app.get("/v1/models", responses=OPENAI_ERROR_RESPONSES, tags=["server"])
     async def models() -> schemas.OpenAIModels:
         """The models of this server, in the format of OpenAI."""
         return schemas.OpenAIModels(object="list", data=[openai_model(name) for name in names])
 
-    @app.get("/v1/models/{name:path}", tags=["server"])
+    @app.get("/v1/models/{name:path}", responses=OPENAI_ERROR_RESPONSES, tags=["server"])
     async def one_model(name: str) -> schemas.OpenAIModel:
         """A model of this server, in the format of OpenAI."""
         return openai_model(check_model(name))

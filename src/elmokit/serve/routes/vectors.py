@@ -28,7 +28,7 @@ from elmokit.serve.engine import (
     token_vectors,
     weighted_sum,
 )
-from elmokit.serve.errors import RefusalError
+from elmokit.serve.errors import OPENAI_ERROR_RESPONSES, RefusalError
 from elmokit.serve.reader import Readers, RequestReader
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, find_phrase
 
@@ -112,7 +112,9 @@ def add_vectors(app: FastAPI, readers: Readers) -> None:
             return await similarity(request, body)
         return await embed(request, body)
 
-    @app.post("/v1/embeddings", response_model=schemas.OpenAIResponse, tags=["vectors"])
+    @app.post(
+        "/v1/embeddings", response_model=schemas.OpenAIResponse, responses=OPENAI_ERROR_RESPONSES, tags=["vectors"]
+    )
     async def openai_embeddings(request: Request, body: schemas.OpenAIRequest) -> Response:
         """OpenAI's endpoint: vectors of length one, as numbers or as base64 of little-endian float32."""
         name, reader = readers.choose(body.model)
