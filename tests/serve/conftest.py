@@ -1,5 +1,7 @@
 """Fixtures of the tests of the server."""
 
+import logging
+
 import pytest
 from served import CORPUS, Capitals, Slow, make_model, serving
 
@@ -29,3 +31,23 @@ def index(model, tmp_path_factory):
     store = WordIndex.create(tmp_path_factory.mktemp("store") / "index", model)
     store.add(model, [sentence.split() for sentence in CORPUS])
     return store
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    make_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def loggers():
+    """What `serve` does to the log is undone."""
+    kept = [
+        (logger, logger.handlers, logger.propagate, logger.level)
+        for logger in map(logging.getLogger, ("elmokit", "uvicorn"))
+    ]
+    yield
+    for logger, handlers, propagate, level in kept:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)

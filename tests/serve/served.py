@@ -1,7 +1,12 @@
 """What the tests of the server share: a tiny model, stand-ins for tasks, a server in a thread, and requests."""
 
 import contextlib
+import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,6 +22,7 @@ from elmokit.serve.settings import Settings
 WORDS = ["<S>", "</S>", "<UNK>", ".", "the", "of", "a", "bank", "river", "money", "sat", "by", "lent", "He", "The"]
 TEXTS = ["The bank lent money.", "", "He sat by the river bank.", "a", "the of " * 30, "Grüße, 銀行 🏦!"]
 CORPUS = ["The bank lent money .", "He sat by the river .", "a bank by the river", "the money of the bank ."]
+PROGRAM = "from elmokit.cli.serve import serve; serve()"
 TOLERANCE = {"atol": 1e-6, "rtol": 0}
 SENSE_TOLERANCE = {"atol": 1e-5, "rtol": 0}  # parts of length one: the rounding of short vectors is magnified
 
@@ -74,6 +80,39 @@ def serving(model, settings=None, **more):
             yield client
     finally:
         stop()
+
+
+@contextlib.contextmanager
+def process(*arguments, **environment):
+    """A server as a process, its URL and the lines of its log so far."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
+    )
+    running.log = []
+    ready = threading.Event()
+
+    def read():
+        for line in running.stderr:
+            running.log.append(json.loads(line))
+            if "url" in running.log[-1]:
+                running.url = running.log[-1]["url"]
+                ready.set()
+        ready.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert ready.wait(60)
+        yield running
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGTERM)
+        running.wait(60)
+        reader.join(60)
+        running.stderr.close()
 
 
 def post(client, path, body, **headers):

@@ -1,7 +1,6 @@
 """The verb `serve` as a process: it ends well, its workers share memory, and the examples of its page run."""
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from served import make_model
+from served import make_model, process
 
 import elmokit.tasks
 from elmokit import ELMo
@@ -35,48 +34,6 @@ from elmokit.serve.settings import METRICS_VARIABLE, Settings
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 CURLS = [line[2:] for kind, block in FENCES if kind == "console" for line in block.splitlines() if line[:2] == "$ "]
-LOGGERS = ("elmokit", "uvicorn")
-PROGRAM = "from elmokit.cli.serve import serve; serve()"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    make_model().save_pretrained(path)
-    return path
-
-
-@contextlib.contextmanager
-def process(*arguments, **environment):
-    """A server as a process, its URL and the lines of its log so far."""
-    running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments), "--port", "0"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
-    )
-    running.log = []
-    ready = threading.Event()
-
-    def read():
-        for line in running.stderr:
-            running.log.append(json.loads(line))
-            if "url" in running.log[-1]:
-                running.url = running.log[-1]["url"]
-                ready.set()
-        ready.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert ready.wait(60)
-        yield running
-    finally:
-        if running.poll() is None:
-            running.send_signal(signal.SIGTERM)
-        running.wait(60)
-        reader.join(60)
-        running.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +157,6 @@ def test_hostile_requests_find_no_way_to_break_it(folder):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5xx: none" in done.stdout
-
-
-@pytest.fixture
-def loggers():
-    """What `serve` does to the log is undone."""
-    kept = [(logger, logger.handlers, logger.propagate, logger.level) for logger in map(logging.getLogger, LOGGERS)]
-    yield
-    for logger, handlers, propagate, level in kept:
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 def test_the_verb_serves_a_model_with_a_task_until_it_is_told_to_end(folder, tmp_path, monkeypatch, loggers):
