@@ -1,5 +1,6 @@
 """The explorer in a real browser: what it shows is what the library computes, and the page is accessible."""
 
+import itertools
 import math
 import os
 import re
@@ -15,6 +16,7 @@ import test_questions
 import test_roles
 from served import make_model, serving
 
+from elmokit.inference.grouping import group
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, load_task, train
 from elmokit.text import tokenize
@@ -42,6 +44,19 @@ class Chains:
     def predict(self, texts):
         spans = [[{"start": 0, "end": 3}, {"start": 4, "end": 5}], [{"start": 2, "end": 3}]]
         return [{"tokens": text.split(), "sentence_lengths": [5], "clusters": spans} for text in texts]
+
+
+UNIVERSAL_TAGS = [
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM"),
+    *("PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
+]
+
+
+class Tags:
+    """Stands in for a tagger of parts of speech: every tag once."""
+
+    def predict(self, texts):
+        return [{"tokens": UNIVERSAL_TAGS, "tags": UNIVERSAL_TAGS} for _ in texts]
 
 
 # what is typed into each trained task: sentences and texts that its ten examples have taught it
@@ -82,7 +97,7 @@ def tasks(tmp_path_factory, tiny_elmo):
         }  # fmt: skip
         return load_task(train(TaskConfig(**settings)).folder)
 
-    return {**{name: trained(name) for name in TYPED}, "chains": Chains()}
+    return {**{name: trained(name) for name in TYPED}, "chains": Chains(), "tags": Tags()}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +161,7 @@ def numbers(page, caption):
 
 
 def show_tables(page):
-    page.locator("#context summary").click()
+    page.locator("#context .advanced > summary").click()
 
 
 def occurrences(model, text, word):
@@ -187,22 +202,43 @@ def mixed(layers, weights, gamma):
 # ---- word in context -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
+def senses(page):
+    """The found sense of each occurrence, as the class of its mark in the text, its dot and its row."""
+    number = "nodes => nodes.map(node => Number(/sense-(\\d)/.exec(node.getAttribute('class'))[1]))"
+    places = ("#context .backdrop mark", "#context .map .dot", "#context .heat tbody .badge")
+    return [page.locator(place).evaluate_all(number) for place in places]
+
+
+def ranges(cosine, labels):
+    """(lowest, highest) cosine of pairs with the same label and of the other pairs."""
+    pairs = list(itertools.combinations(range(len(labels)), 2))
+    values = [[cosine[a, b] for a, b in pairs if (labels[a] == labels[b]) == same] for same in (True, False)]
+    return [(min(one), max(one)) for one in values]
+
+
+def range_text(low, high):
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}–{high:.2f}"
+
+
+def test_the_page_opens_with_an_example_and_its_finding_in_words(open_page, model):
     page = settled(open_page())
     expect(page.locator("#facts")).to_contain_text("tiny · 3 layers of 16 dimensions, 15 words")
     text = page.locator("#context textarea").input_value()
-    layers = occurrences(model, text, "bank")
+    layers = occurrences(model, text, "cell")
     assert layers.shape[1] == 6
-    assert page.locator("#context .sentences [aria-pressed=true]").all_inner_texts() == [
-        f"bank{n}" for n in range(1, 7)
-    ]
+    assert page.locator("#context .backdrop mark").all_text_contents() == ["cell"] * 6
+    sense = cosines(occurrences_in(model, text, "cell", "sense"))
+    same, other = ranges(sense, [0, 0, 0, 1, 1, 1])  # as a reader sees them
+    figures = f"same sense {range_text(*same)}, other sense {range_text(*other)}; by spelling 1.00"
+    expect(page.locator("#context .finding .figures")).to_have_text(figures)
+    np.testing.assert_allclose(numbers(page, "Cosines by sense"), sense, atol=6e-3)
     show_tables(page)
     np.testing.assert_allclose(numbers(page, "The mix"), cosines(layers.mean(axis=0)), atol=6e-4)
     np.testing.assert_allclose(numbers(page, "Layer 0: spelling only"), np.ones((6, 6)), atol=6e-4)
     for number in (1, 2):
         np.testing.assert_allclose(numbers(page, f"Layer {number}"), cosines(layers[number]), atol=6e-4)
     for caption, name in (("Slot: what the context expects", "slot"), ("Sense: slot and surroundings", "sense")):
-        vectors = occurrences_in(model, text, "bank", name)
+        vectors = occurrences_in(model, text, "cell", name)
         np.testing.assert_allclose(numbers(page, caption), cosines(vectors), atol=6e-4)
     # something is painted: a chart that failed would leave its canvas empty
     for canvas in page.locator("#context canvas").all():
@@ -212,8 +248,74 @@ def test_the_page_opens_with_the_bank_example_drawn(open_page, model):
         assert colours > 3
 
 
+def test_the_senses_are_those_of_the_library_in_text_map_and_table_alike(open_page, model):
+    text = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank.\na bank\nShe lent the bank money ."
+    page = settled(open_page(view("context", text=text, word="bank")))
+    expected = model.senses("bank", text.splitlines()).labels.tolist()
+    marks, dots, rows = senses(page)
+    assert marks == dots == rows
+    assert (np.equal.outer(marks, marks) == np.equal.outer(expected, expected)).all()
+
+
+def test_groups_are_those_of_the_library(open_page):
+    page = settled(open_page())
+    rng = np.random.default_rng(3)
+    for num in (1, 2, 3, 5, 9, 17, 40):
+        vectors = rng.standard_normal((num, 8)) + 2 * rng.standard_normal((3, 8))[rng.integers(3, size=num)]
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        script = "async (rows) => (await import('/js/senses.js')).group(rows)"
+        labels = page.evaluate(script, (vectors @ vectors.T).tolist())
+        expected = group(vectors.astype(np.float32)).labels
+        assert (np.equal.outer(labels, labels) == np.equal.outer(expected, expected)).all(), num
+
+
+def dots(page):
+    """(n, 2): where the dots are on the map, in pixels."""
+    places = page.locator("#context .map .dot").evaluate_all("dots => dots.map(dot => dot.getAttribute('transform'))")
+    return np.array([[float(part) for part in re.findall(r"[\d.]+", place)] for place in places])
+
+
+def test_the_slider_moves_the_dots_from_spelling_to_sense(open_page, model):
+    page = settled(open_page(view("context", text=TEXT, word="bank"), reduced_motion="reduce"))
+    sense = dots(page)
+    distances = np.linalg.norm(sense[:, None] - sense[None], axis=-1)
+    # three vectors lie in a plane: the distances on the map are those of the vectors, by one scale
+    expected = np.sqrt(np.maximum(2 - 2 * cosines(occurrences_in(model, TEXT, "bank", "sense")), 0))
+    scale = distances[0, 1] / expected[0, 1]
+    np.testing.assert_allclose(distances, expected * scale, atol=0.5)
+    page.get_by_role("button", name=re.compile("^Spelling")).click()
+    expect(page.locator("#context .heat caption")).to_have_text("Cosines by spelling")
+    assert np.ptp(dots(page), axis=0).max() < 0.1  # one word, one place
+    for caption, layer in (("Cosines by layer 1", 1), ("Cosines by layer 2", 2)):
+        page.locator("input[name=view]").press("ArrowRight")
+        expect(page.locator("#context .heat caption")).to_have_text(caption)
+        np.testing.assert_allclose(numbers(page, caption), cosines(occurrences(model, TEXT, "bank")[layer]), atol=6e-3)
+        layer_dots = dots(page)
+        distances = np.linalg.norm(layer_dots[:, None] - layer_dots[None], axis=-1)
+        expected = np.sqrt(np.maximum(2 - 2 * cosines(occurrences(model, TEXT, "bank")[layer]), 0))
+        np.testing.assert_allclose(distances, expected * scale, atol=0.5)
+    before = dots(page)
+    page.locator("input[name=view]").fill("2.5")
+    np.testing.assert_allclose(dots(page), (before + sense) / 2, atol=0.02)
+    page.get_by_role("button", name="Move from spelling to sense").click()
+    expect(page.locator("input[name=view]")).to_have_value("3")
+    np.testing.assert_allclose(dots(page), sense, atol=0.02)
+
+
+def test_an_example_is_one_click_and_a_senseless_one_says_so(open_page):
+    page = settled(open_page())
+    for word in ("bank", "crane"):
+        page.get_by_role("button", name=word, exact=True).click()
+        expect(page.locator("#context input[name=word]")).to_have_value(word)
+        expect(page.locator("#context .finding")).to_contain_text(f"“{word}”")
+        expect(page.locator("#context .chip[aria-pressed=true]")).to_have_text([word])
+        expect(page.locator("#context .remark")).to_contain_text("A reader sees two")
+    page.locator("#context textarea").fill("a crane by the river\nthe crane")
+    expect(page.locator("#context .chip[aria-pressed=true]")).to_have_count(0)
+
+
 def test_the_sliders_change_the_mix_without_a_request(open_page, model):
-    page = settled(open_page(view("context", text=TEXT, word="bank")))
+    page = settled(open_page(view("context", text=TEXT, word="bank", source="mix")))
     show_tables(page)
     layers = occurrences(model, TEXT, "bank")
     asked = []
@@ -237,7 +339,7 @@ def test_the_sliders_change_the_mix_without_a_request(open_page, model):
 
 @pytest.mark.parametrize("source", ["slot", "sense", "1"])
 def test_the_scatter_plot_shows_the_vectors_that_are_chosen(open_page, model, source):
-    page = settled(open_page(view("context", text=TEXT, word="bank", source=source)))
+    page = settled(open_page(view("context", text=TEXT, word="bank", source=source, advanced=1)))
     expect(page.locator("select[name=source]")).to_have_value(source)
     sentences = [tokenize(line) for line in TEXT.splitlines()]
     vectors = np.concatenate(model.embed(sentences, layers=int(source) if source.isdigit() else source))
@@ -251,17 +353,33 @@ def test_the_scatter_plot_shows_the_vectors_that_are_chosen(open_page, model, so
 def test_words_are_typed_and_picked(open_page, model):
     page = settled(open_page(view("context", text=TEXT, word="bank")))
     show_tables(page)
-    page.locator("#context .sentences button", has_text="river").first.click()
+    place = page.locator("#context textarea").evaluate(
+        """area => {  // where the word "river" is: that of the same text behind the area
+            const text = document.querySelector("#context .backdrop");
+            const walker = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);
+            while (walker.nextNode() && !walker.currentNode.data.includes("river"));
+            const range = document.createRange();
+            const start = walker.currentNode.data.indexOf("river");
+            range.setStart(walker.currentNode, start);
+            range.setEnd(walker.currentNode, start + 5);
+            const [own, box] = [range.getBoundingClientRect(), area.getBoundingClientRect()];
+            return { x: own.x + own.width / 2 - box.x, y: own.y + own.height / 2 - box.y };
+        }"""
+    )
+    page.locator("#context textarea").dblclick(position=place)
     expect(page.locator("#context input[name=word]")).to_have_value("river")
     np.testing.assert_allclose(numbers(page, "Layer 2"), cosines(occurrences(model, TEXT, "river")[2]), atol=6e-4)
     page.locator("#context input[name=word]").fill("lent")
-    expect(page.locator("#context .message")).to_contain_text("occurs only once")
+    expect(page.locator("#context .finding")).to_have_text("“lent” occurs only once.")
+    expect(page.locator("#context .map")).to_be_hidden()
+    expect(page.locator("#context .heat")).to_be_hidden()
     page.locator("#context input[name=word]").fill("tree")
-    expect(page.locator("#context .message")).to_contain_text("is not in these sentences")
+    expect(page.locator("#context .finding")).to_have_text("“tree” is not in these sentences.")
+    expect(page.locator("#context .map")).to_be_hidden()
     page.locator("#context input[name=word]").fill("bank")
     longer = TEXT + "\na bank, a BANK"
     page.locator("#context textarea").fill(longer)
-    expect(page.locator("#context .sentences [aria-pressed=true]")).to_have_count(5)
+    expect(page.locator("#context .backdrop mark")).to_have_count(5)
     np.testing.assert_allclose(numbers(page, "Layer 1"), cosines(occurrences(model, longer, "bank")[1]), atol=6e-4)
 
 
@@ -284,7 +402,7 @@ def test_the_plane_is_that_of_the_principal_components(open_page):
 
 
 def test_points_tell_their_word_and_sentence(open_page):
-    page = settled(open_page(view("context", text=TEXT, word="bank")))
+    page = settled(open_page(view("context", text=TEXT, word="bank", advanced=1)))
     canvas = page.locator("#context .scatter canvas")
     told = canvas.evaluate(
         """canvas => {
@@ -292,7 +410,7 @@ def test_points_tell_their_word_and_sentence(open_page):
             return chart.data.datasets[0].data.map(({ name, where }) => [name, where]);
         }"""
     )
-    assert told[0] == ["bank 1", "The [bank] lent money."]
+    assert told[0] == ["bank 1", "The bank lent money."]
     assert len(told) == 3
 
 
@@ -314,41 +432,44 @@ def test_surprise_is_that_of_the_library_and_a_blank_is_filled(open_page, model)
     first, second, _ = TEXT.splitlines()
     np.testing.assert_allclose(bits_shown(page, 0), bits(model, first), atol=0.06)
     np.testing.assert_allclose(bits_shown(page, 1), bits(model, second), atol=0.06)
-    expect(page.locator("#next .words li")).to_have_count(11)  # 15 words: three special, one the word itself
-    expected = model.substitutes("The [bank] lent money .", k=12)
-    assert page.locator("#next .words button").all_inner_texts() == [one.word for one in expected]
+    expect(page.locator("#next .words li")).to_have_count(12)  # 15 words, three of them special
+    expected = model.substitutes("The [bank] lent money .", k=12, keep_word=True)
+    assert page.locator("#next .words .word").all_inner_texts() == [one.word for one in expected]
+    assert page.locator("#next .words .own").all_inner_texts() == ["bank"]
     shown = page.locator("#next .words .number").first.inner_text()
     assert float(shown.rstrip("%")) == pytest.approx(100 * math.exp(expected[0].log_prob), abs=0.6)
     page.locator("#next .strip").nth(1).get_by_role("button", name="river").click()
     expect(page.locator("#next .blank h2")).to_contain_text("“river”")
-    expected = model.substitutes("He sat by the bank of the [river] .", k=12)
-    expect(page.locator("#next .words button").first).to_have_text(expected[0].word)
+    expected = model.substitutes("He sat by the bank of the [river] .", k=12, keep_word=True)
+    expect(page.locator("#next .words .word").first).to_have_text(expected[0].word)
 
 
-def test_unknown_tokens_are_marked_and_the_means_are_those_with_and_without_them(open_page, model):
-    text = "The unheard bank lent glorps.\nThe bank lent money.\nGlorps"
+def test_unknown_words_are_marked_and_not_counted(open_page, model):
+    text = "The unheard bank lent glorps.\nThe bank lent money.\nGlorps\nكتاب جميل"
     page = settled(open_page(view("next", text=text, at="0,1")), "next")
     marked = page.locator("#next .strip .unknown")
-    assert marked.locator(".token").all_inner_texts() == ["unheard", "glorps", "Glorps"]
+    assert marked.locator(".token").all_inner_texts() == ["unheard", "glorps", "Glorps", "كتاب", "جميل"]
     for button in marked.all():
-        assert button.get_attribute("title") == "not in the vocabulary: scored as <UNK>"
-        assert button.get_attribute("aria-label").endswith("backward, not in the vocabulary: scored as <UNK>")
+        assert button.get_attribute("title") == "not in the vocabulary: not counted"
+        assert button.get_attribute("aria-label").endswith(": not in the vocabulary: not counted")
     expect(page.locator("#next .unknown-key")).to_be_visible()
     names = page.locator("#next .bars canvas").evaluate("canvas => Chart.getChart(canvas).data.labels")
-    assert names == ["The", "unheard <UNK>", "bank", "lent", "glorps <UNK>", "."]
+    assert names == ["The", "unheard (unknown)", "bank", "lent", "glorps (unknown)", "."]
+    expect(page.locator("#next .own-note")).to_contain_text("“unheard” is not in the vocabulary")
     for number, line in enumerate(text.splitlines()):
-        scores = model.perplexity([line])
-        shown = page.locator("#next .strips > li").nth(number).locator("p").all_inner_texts()
-        f, b, both = map(float, re.findall(r"[\d.]*\d", shown[0]))
-        assert (f, b) == pytest.approx((math.log2(scores.forward), math.log2(scores.backward)), abs=0.006)
-        assert both == pytest.approx(scores.both, abs=0.51)
-        if scores.num_unknown == 0:
-            assert len(shown) == 1
+        (scores,) = model.log_probs([line])
+        shown = page.locator("#next .strips > li").nth(number).locator("p").inner_text()
+        if scores.unknown.all():
+            assert shown == "No word of this sentence is in the vocabulary: the model cannot score it."
             continue
-        (_, means) = shown
-        count = "the unknown token" if scores.num_unknown == 1 else f"the {scores.num_unknown} unknown tokens"
-        assert means.startswith(f"Without {count}: ")
-        assert float(re.search(r"perplexity (\d+)", means)[1]) == pytest.approx(scores.known, abs=0.51)
+        f, b, both = map(float, re.findall(r"[\d.]*\d", shown)[:3])
+        known = ~scores.unknown
+        forward = np.append(scores.forward[known], scores.forward_end).mean() / -math.log(2)
+        backward = np.append(scores.backward[known], scores.backward_end).mean() / -math.log(2)
+        assert (f, b) == pytest.approx((forward, backward), abs=0.006)
+        assert both == pytest.approx(model.perplexity([line]).known, abs=0.51)
+        count = int(scores.unknown.sum())
+        assert shown.endswith("2 words are not in the vocabulary and not counted." if count == 2 else f"{both:.0f}.")
     page.locator("#next textarea").fill("The bank")
     expect(page.locator("#next .strip")).to_have_count(1)
     expect(page.locator("#next .unknown-key")).to_be_hidden()
@@ -486,12 +607,22 @@ def test_a_mention_inside_another_is_drawn_inside_it(open_page):
     ]
 
 
-def test_a_server_without_index_and_tasks_says_how_to_have_them(open_page, model):
+def test_every_tag_has_a_colour_of_its_own(open_page):
+    page = settled(open_page(view("tasks", task="tags", text="the man of Rome slept")), "tasks")
+    colours = page.locator("#tasks mark").evaluate_all("marks => marks.map(m => getComputedStyle(m).backgroundColor)")
+    assert len(set(colours)) == len(colours) == len(UNIVERSAL_TAGS)
+
+
+def test_there_are_no_tabs_for_what_the_server_does_not_have(open_page, model):
     with serving(model) as bare:
-        page = open_page("#neighbours", base=bare.base_url)
-        expect(page.locator("#neighbours .how")).to_contain_text("elmokit serve --index")
-        page.get_by_role("tab", name="Tasks").click()
-        expect(page.locator("#tasks .how")).to_contain_text("elmokit serve --task")
+        page = settled(open_page("#neighbours", base=bare.base_url))
+        expect(page.get_by_role("tab")).to_have_text(["Word in context", "What comes next"])
+        expect(page.locator("#context")).to_be_visible()
+        expect(page.locator("footer")).to_contain_text("elmokit serve --index store")
+        expect(page.locator("footer")).to_contain_text("elmokit serve --task")
+    with serving(make_model(language_model=False)) as plain:
+        page = settled(open_page("#next", base=plain.base_url))
+        expect(page.get_by_role("tab")).to_have_text(["Word in context"])
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -500,7 +631,8 @@ def test_a_server_without_index_and_tasks_says_how_to_have_them(open_page, model
 @pytest.mark.parametrize(
     ("panel", "fields", "seen"),
     [
-        ("context", {"text": TEXT, "word": "river", "weights": "1,-2,3", "gamma": "1.5", "measure": "dot"}, "table"),
+        ("context", {"text": TEXT, "word": "river", "weights": "1,-2,3", "advanced": "1"}, ".mixed table"),
+        ("context", {"text": TEXT, "word": "bank", "gamma": "1.5", "measure": "dot", "view": "1"}, ".heat table"),
         ("next", {"text": "a river\nThe bank", "at": "1,1"}, ".words"),
         ("neighbours", {"text": "by the [river]", "k": "2"}, ".hits"),
         ("tasks", {"task": "ner", "text": "Ada Lovelace wrote"}, ".answers"),
@@ -518,7 +650,7 @@ def test_the_link_of_a_view_restores_it(open_page, panel, fields, seen):
 
 
 def test_what_is_changed_is_in_the_address_and_back_goes_back(open_page):
-    page = settled(open_page())
+    page = settled(open_page(view("context", advanced=1)))
     page.locator("#weight-1").fill("4")
     page.wait_for_url(re.compile("weights=0%2C4%2C0"))
     page.get_by_role("tab", name="What comes next").click()
@@ -556,39 +688,74 @@ def test_refusals_of_the_server_are_shown_in_words(open_page, model):
     with serving(model, settings) as small:
         page = open_page(view("context", text="a " * 9), base=small.base_url, errors_expected=True)
         message = page.locator("#context .message.error")
-        expect(message).to_have_text("Inputs[0] has 9 tokens, at most 8 are allowed: split it into sentences.")
-        page.locator("#context textarea").fill("a bank")
+        words = "Sentence 1 has 9 words and punctuation marks, at most 8 are allowed: split it into sentences."
+        expect(message).to_have_text(words)
+        page.locator("#context textarea").fill("a bank\nthe bank")
+        page.locator("#context input[name=word]").fill("bank")
         expect(message).to_have_count(0)
+        expect(page.locator("#context .map .dot")).to_have_count(2)
+        opacity = "document.querySelector('#context .stage').computedStyleMap().get('opacity').value"
+        assert page.evaluate(opacity) == 1
         page.locator("#context textarea").fill(" ")
         expect(message).to_have_text("Enter a sentence.")
+        assert page.evaluate(opacity) < 0.5  # what is drawn does not belong to what is entered
+        page.locator("#context textarea").fill("a bank\nthe river bank")
+        expect(message).to_have_count(0)
+        assert page.evaluate(opacity) == 1
         small.stop()
         page.locator("#context textarea").fill("a river")
         expect(message).to_contain_text("The server does not answer")
-    with serving(make_model(language_model=False)) as plain:
-        page = open_page("#next", base=plain.base_url, errors_expected=True)
-        expect(page.locator("#next .message.error")).to_contain_text("no probabilities")
+        assert page.evaluate(opacity) < 0.5
 
 
 def test_a_server_with_a_key_is_asked_with_it(open_page, model):
     with serving(model, Settings(api_key="open-sesame", port=0, drain=0.0)) as locked:
         page = open_page(base=locked.base_url, errors_expected=True)
+        expect(page.locator("#facts")).to_contain_text("needs an API key")
         page.get_by_label("This server needs an API key").fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#facts")).to_contain_text("needs an API key")
+        expect(page.locator("#facts")).to_contain_text("does not accept this key")
         page.get_by_label("This server needs an API key").fill("open-sesame")
         page.get_by_role("button", name="Use it").click()
         settled(page)
-        expect(page.locator("#context .sentences [aria-pressed=true]")).to_have_count(6)
+        expect(page.locator("#context .backdrop mark")).to_have_count(6)
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 800), ("light", 360), ("dark", 360)])
 def test_every_panel_is_accessible_and_fits(open_page, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     page = settled(open_page(color_scheme=scheme, viewport={"width": width, "height": 740}))
-    show_tables(page)
     for panel in PANELS:
         page.get_by_role("tab", name=page.locator(f"#tab-{panel}").inner_text()).click()
         settled(page, panel)
         found = axe.Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+    page.get_by_role("tab", name="Word in context").click()
+    show_tables(page)
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_the_finding_and_its_proof_are_on_the_first_screen(open_page, size):
+    width, height = size
+    page = settled(open_page(viewport={"width": width, "height": height}))
+    for part in (".finding", ".map svg", "input[name=view]", ".stops"):
+        box = page.locator(f"#context {part}").bounding_box()
+        assert box["height"] > 0
+        assert box["y"] + box["height"] <= height, part
+
+
+@pytest.mark.parametrize("width", [1440, 360])
+def test_a_word_of_400_letters_does_not_widen_the_page(open_page, width):
+    long = "bank" * 100
+    text = f"The {long} lent money.\n{long} by the river"
+    for panel, fields in (
+        ("context", {"text": text, "word": long, "advanced": 1}),
+        ("next", {"text": text, "at": "0,1"}),
+        ("neighbours", {"text": f"a [{long}] bank"}),
+    ):
+        page = settled(open_page(view(panel, **fields), viewport={"width": width, "height": 740}), panel)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, panel

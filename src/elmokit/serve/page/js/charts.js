@@ -4,6 +4,7 @@
 const { Chart } = globalThis;
 
 const live = new Set();
+export const NUM_SENSE_COLOURS = 6; // of the style sheet: --sense-0 …
 
 export function redraw() {
   Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
@@ -24,6 +25,11 @@ export function rampColour(ramp, share) {
   return stops[low].map((channel, i) => Math.round(channel + (place - low) * (stops[low + 1][i] - channel)));
 }
 
+// the colour of a found sense, the same in text, map and scatter plot
+export function senseColour(sense) {
+  return css(`--sense-${sense % NUM_SENSE_COLOURS}`);
+}
+
 export function rgb(colour) {
   return `rgb(${colour.join(" ")})`;
 }
@@ -36,14 +42,6 @@ export function inkOn(colour) {
 
 function channels(hex) {
   return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
-}
-
-export function drawRamp(canvas) {
-  const context = canvas.getContext("2d");
-  for (let x = 0; x < canvas.width; x++) {
-    context.fillStyle = rgb(rampColour("cool", x / (canvas.width - 1)));
-    context.fillRect(x, 0, 1, canvas.height);
-  }
 }
 
 // ---- charts ----------------------------------------------------------------------------------------------------------
@@ -72,7 +70,7 @@ const tooltip = {
   bodyColor: () => css("--paper"),
 };
 
-// Words written over a matrix or beside points; later ones give way where they would overlap.
+// Words written beside points; later ones give way where they would overlap.
 const texts = {
   id: "texts",
   afterDatasetsDraw(chart) {
@@ -93,70 +91,6 @@ const texts = {
   },
 };
 
-// rows (n, n) of numbers from low to high
-export function heatMap(canvas, { rows, names, low, high, digits, label, describe }) {
-  const n = rows.length;
-  const cells = rows.flatMap((row, y) => row.map((value, x) => ({ x, y, value })));
-  const colour = (value) => rampColour("cool", high > low ? (value - low) / (high - low) : 1);
-  const size = (chart) => Math.max(1, (chart.chartArea ? chart.chartArea.width : 0) / n - 2);
-  const axis = {
-    type: "linear",
-    min: -0.5,
-    max: n - 0.5,
-    offset: false,
-    grid: { display: false },
-    border: { display: false },
-    afterBuildTicks: (scale) => {
-      scale.ticks = names.map((_, value) => ({ value }));
-    },
-    ticks: { color: soft, padding: 4, autoSkip: true, maxRotation: 0, callback: (value) => names[value] },
-  };
-  makeOrUpdate(canvas, label, {
-    type: "matrix",
-    plugins: [texts],
-    data: {
-      datasets: [
-        {
-          data: cells,
-          backgroundColor: ({ raw }) => (raw ? rgb(colour(raw.value)) : "transparent"),
-          borderRadius: 2,
-          width: ({ chart }) => size(chart),
-          height: ({ chart }) => size(chart),
-          hoverBorderColor: () => css("--accent"),
-          hoverBorderWidth: 2,
-          texts(ctx, element, place) {
-            const { value } = cells[place];
-            const written = value.toFixed(digits);
-            const pixels = Math.min(13, Math.floor(element.width / (0.62 * written.length)));
-            if (pixels < 8) return;
-            ctx.font = `${pixels}px ${Chart.defaults.font.family}`;
-            ctx.textAlign = "center";
-            ctx.textBaseline = "middle";
-            ctx.fillStyle = inkOn(colour(value));
-            const { x, y } = element.getCenterPoint();
-            ctx.fillText(written, x, y);
-          },
-        },
-      ],
-    },
-    options: {
-      aspectRatio: 1,
-      animation: false,
-      scales: { x: { ...axis, position: "top" }, y: { ...axis, reverse: true } },
-      plugins: {
-        legend: { display: false },
-        tooltip: {
-          ...tooltip,
-          callbacks: {
-            title: () => "",
-            label: ({ raw }) => [raw.value.toFixed(digits + 1), ...describe(raw.y, raw.x)],
-          },
-        },
-      },
-    },
-  });
-}
-
 // Boxes for a word beside a point: right of it, left, above, below, and at the corners.
 function beside({ x, y }, width, area) {
   const [w, h] = [width, 14];
@@ -169,7 +103,7 @@ function overlap(a, b) {
   return a.left < b.right && a.right > b.left && a.top < b.bottom && a.bottom > b.top;
 }
 
-// points: { x, y, name, short, where, picked }; where there is no room for the name, the short one is written
+// points: { x, y, name, short, where, picked, sense }; where there is no room for the name, the short one is written
 export function scatter(canvas, { points, withNames, label }) {
   const groups = [points.filter((point) => point.picked), points.filter((point) => !point.picked)];
   const written = (group, bold) => (ctx, element, place, taken, chart) => {
@@ -181,7 +115,7 @@ export function scatter(canvas, { points, withNames, label }) {
     taken.push(box);
     ctx.textAlign = "left";
     ctx.textBaseline = "middle";
-    ctx.fillStyle = bold ? css("--accent-ink") : soft();
+    ctx.fillStyle = bold ? senseColour(group[place].sense) : soft();
     ctx.fillText(box.text, box.left + 2, (box.top + box.bottom) / 2);
   };
   const axis = (title) => ({
@@ -197,7 +131,7 @@ export function scatter(canvas, { points, withNames, label }) {
     data: {
       datasets: groups.map((group, number) => ({
         data: group,
-        backgroundColor: () => css(number ? "--dot" : "--accent"),
+        backgroundColor: ({ raw }) => (number || !raw ? css("--dot") : senseColour(raw.sense)),
         borderColor: () => css("--paper"),
         borderWidth: 1,
         pointRadius: number ? 4 : 7,
@@ -226,7 +160,7 @@ export function twoWayBars(canvas, { names, up, down, upName, downName, chosen, 
   const bars = (values, name, colour) => ({ label: name, data: values, backgroundColor: faded(colour), borderRadius: 2, categoryPercentage: 0.9, barPercentage: 0.9 });
   makeOrUpdate(canvas, label, {
     type: "bar",
-    data: { labels: names, datasets: [bars(up, upName, "--forward"), bars(down.map((x) => -x), downName, "--backward")] },
+    data: { labels: names, datasets: [bars(up, upName, "--forward"), bars(down.map((x) => (x === null ? null : -x)), downName, "--backward")] },
     options: {
       maintainAspectRatio: false,
       animation: false,

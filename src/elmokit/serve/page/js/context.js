@@ -1,76 +1,78 @@
-// Word in context: sentences and a word -> how similar the vectors of its occurrences are, in each layer, in the mix and
-// by the views slot and sense.
+// Word in context: sentences and a word -> the senses of its occurrences, how similar their vectors are by each view, and a
+// map on which they move from view to view.
 
-import { drawRamp, heatMap, scatter } from "./charts.js";
-import { lastOnly, later, lines, make, needsSpace, say, snippet, tokenized } from "./panel.js";
+import { advancedPart } from "./advanced.js";
+import { NUM_SENSE_COLOURS } from "./charts.js";
+import { EXAMPLES, HARD_EXAMPLES } from "./examples.js";
+import { heatTable } from "./heat.js";
+import { dotMap } from "./map.js";
+import { lastOnly, later, make, note, say, shortened, snippet, tokensOf } from "./panel.js";
+import { agreement, group, planes, ranges, rangeText } from "./senses.js";
 import { ask, layersOf, viewOf } from "./server.js";
-import { innerProducts, mix, principalPlane, similarities, softmax } from "./vectors.js";
+import { innerProducts, similarities } from "./vectors.js";
 
-const EXAMPLE = {
-  word: "bank",
-  text: [
-    "The bank raised its interest rates.",
-    "He borrowed the money from a bank in London.",
-    "She works for a large investment bank.",
-    "We sat on the bank of the river.",
-    "They fished from the muddy bank of the stream.",
-    "Trees grew along the far bank of the lake.",
-  ].join("\n"),
-};
 const MOST_TOKENS = 400; // a page can keep their inner products in memory
 const MOST_OCCURRENCES = 40;
-const EXTREME = 5; // of the weights: a factor of e to the 10th, so practically one layer only
-const LAYER_NAMES = (number) => (number === 0 ? "Layer 0: spelling only" : `Layer ${number}`);
-const VIEWS = { slot: "Slot: what the context expects", sense: "Sense: slot and surroundings" };
+const VIEWS = ["slot", "sense"];
+const MOVE_MILLISECONDS = 700; // from one view to the next
+const NUMBERS = ["No", "One", "Two", "Three", "Four", "Five", "Six"];
 
 export function contextPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
   const { text, word } = find("form").elements;
-  const source = find("select[name=source]");
-  const names = find("input[name=names]");
   const message = find(".message");
-  const numLayers = info.num_layers;
-  const captions = [...Array(numLayers).keys()].map(LAYER_NAMES).concat(Object.values(VIEWS), "The mix");
-  let seen = null; // { text, sentences, flat, products, views }: what the server was asked for
-  let basis = null;
+  const travel = find("input[name=view]");
+  const spelling = info.num_layers > 1 ? "Spelling" : "Layer 0";
+  const stopNames = [spelling, ...Array.from({ length: info.num_layers - 1 }, (_, j) => `Layer ${j + 1}`), "Sense"];
+  let seen = null; // { text, lines, sentences, flat, products, views }: what the model was asked for
+  let shown = null; // { places, labels, tables, points, dots }: what is drawn of it
+  let animation = 0;
 
-  text.value = EXAMPLE.text;
-  word.value = EXAMPLE.word;
+  travel.max = stopNames.length - 1;
+  travel.value = travel.max;
+  const advanced = advancedPart(section, info, { changed, redraw: drawNumbers });
+  use(EXAMPLES[0]);
+  makeExamples();
 
-  const sliders = makeSliders(find(".sliders"), numLayers, () => {
-    drawNumbers();
-    changed();
+  const stopButtons = stopNames.map((name, stop) => {
+    const button = make("button", { type: "button", class: "stop", on: { click: () => moveTo(stop) } }, make("strong", { text: name }), make("span", { class: "bars-of-stop" }));
+    find(".stops").append(button);
+    return button;
   });
-  makePresets();
-  source.append(make("option", { value: "mix", text: "the mix" }));
-  for (let j = 0; j < numLayers; j++) source.append(make("option", { value: `${j}`, text: `layer ${j}` }));
-  for (const view of Object.keys(VIEWS)) source.append(make("option", { value: view, text: `the ${view}` }));
-  const canvases = captions.slice(0, -1).map((caption) => {
-    const canvas = make("canvas", { role: "img" });
-    find(".layers").append(make("figure", {}, make("figcaption", { text: caption }), make("div", {}, canvas)));
-    return canvas;
-  });
-  canvases.push(find(".mixed canvas"));
 
   const fetchLayers = lastOnly(section, message, async (signal) => {
     const typed = text.value;
-    const given = lines(typed);
-    if (given.length === 0) throw note("Enter a sentence.");
-    const sentences = await tokenized(ask, given, signal);
+    const typedLines = typed.split("\n");
+    const filled = typedLines.filter((line) => line.trim());
+    if (filled.length === 0) throw note("Enter a sentence.");
+    const found = await tokensOf(ask, filled, signal);
+    const lines = filled.map((line, number) => ({ line, tokens: found[number] })).filter(({ tokens }) => tokens.length);
+    const sentences = lines.map(({ tokens }) => tokens.map((token) => token.text));
     const count = sentences.reduce((sum, tokens) => sum + tokens.length, 0);
-    if (count > MOST_TOKENS) throw note(`There are ${count} tokens; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
-    const [layers, ...views] = await Promise.all([
-      layersOf(sentences, signal),
-      ...Object.keys(VIEWS).map((view) => viewOf(sentences, view, signal)),
-    ]);
+    if (count > MOST_TOKENS) throw note(`There are ${count} words and punctuation marks; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
+    const [layers, ...views] = await Promise.all([layersOf(sentences, signal), ...VIEWS.map((view) => viewOf(sentences, view, signal))]);
     const flat = sentences.flatMap((tokens, sentence) => tokens.map((token, place) => ({ token, sentence, place })));
-    seen = { text: typed, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
-    basis = null;
+    seen = { text: typed, lines, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
+    advanced.forget();
     draw();
   });
 
-  function note(words) {
-    return Object.assign(new Error(words), { status: 422 });
+  // ---- what is entered -----------------------------------------------------------------------------------------------
+
+  function use(example) {
+    text.value = example.text;
+    word.value = example.word;
+  }
+
+  function makeExamples() {
+    const chip = (example) =>
+      make("button", { type: "button", class: "chip", text: example.word, on: { click: () => { use(example); fetchLayers(); changed(); } } });
+    find(".examples").append(make("span", { class: "soft", text: "Examples" }), ...EXAMPLES.map(chip), make("span", { class: "soft", text: "Not told apart" }), ...HARD_EXAMPLES.map(chip));
+  }
+
+  // The example that is in the fields, unchanged.
+  function exampleShown() {
+    return [...EXAMPLES, ...HARD_EXAMPLES].find((example) => example.text === text.value && example.word === word.value.trim().toLowerCase());
   }
 
   function occurrences() {
@@ -78,144 +80,198 @@ export function contextPanel(section, info, changed) {
     return seen.flat.flatMap(({ token }, index) => (token.toLowerCase() === wanted ? [index] : []));
   }
 
-  function draw() {
-    find(".results").hidden = false;
-    drawSentences();
-    drawNumbers();
-  }
-
-  function drawSentences() {
-    const numbers = new Map(occurrences().map((index, number) => [index, number + 1]));
-    let index = 0;
-    find(".sentences").replaceChildren(
-      ...seen.sentences.map((tokens) => {
-        const item = make("li");
-        for (const [place, token] of tokens.entries()) {
-          if (needsSpace(tokens[place - 1], token)) item.append(" ");
-          const number = numbers.get(index);
-          const button = make("button", { type: "button", class: "word", text: token, "aria-pressed": `${number !== undefined}`, on: { click: () => pick(token) } });
-          if (number !== undefined) button.append(make("sub", { text: `${number}` }));
-          item.append(button);
-          index += 1;
+  // Colours behind the text of the editor: the marks of a line are kept while other lines change.
+  function drawMarks() {
+    const marksOf = new Map();
+    const number = new Map((shown?.places ?? []).map((index, place) => [index, place]));
+    for (const [index, { sentence, place }] of (seen?.flat ?? []).entries()) {
+      if (!number.has(index)) continue;
+      const { line, tokens } = seen.lines[sentence];
+      if (!marksOf.has(line)) marksOf.set(line, []);
+      const marks = marksOf.get(line);
+      if (!marks.some(({ start }) => start === tokens[place].start)) marks.push({ ...tokens[place], sense: shown.dots[number.get(index)].sense });
+    }
+    find(".backdrop").replaceChildren(
+      ...text.value.split("\n").flatMap((line, row) => {
+        const parts = row ? ["\n"] : [];
+        const characters = Array.from(line); // offsets count characters, strings of this language halves of some
+        let end = 0;
+        for (const { start, stop, sense } of marksOf.get(line) ?? []) {
+          parts.push(characters.slice(end, start).join(""), make("mark", { class: `sense-${sense}`, text: characters.slice(start, stop).join("") }));
+          end = stop;
         }
-        return item;
+        return [...parts, characters.slice(end).join("")];
       }),
+      "\n",
     );
+    for (const chip of section.querySelectorAll(".chip")) chip.setAttribute("aria-pressed", `${exampleShown()?.word === chip.textContent}`);
   }
 
-  function pick(token) {
-    const index = [...section.querySelectorAll(".sentences button")].indexOf(document.activeElement);
-    word.value = token;
-    draw();
-    section.querySelectorAll(".sentences button")[index]?.focus();
-    changed();
+  // ---- what is drawn -------------------------------------------------------------------------------------------------
+
+  function draw() {
+    const all = occurrences();
+    const places = all.slice(0, MOST_OCCURRENCES);
+    const n = seen.flat.length;
+    const grams = [...seen.products.map((row, j) => row[j]), seen.views[VIEWS.indexOf("sense")]];
+    const tables = grams.map((gram) => similarities(gram, n, places, "cosine"));
+    const labels = group(tables.at(-1));
+    const enough = places.length > 1;
+    const dots = places.map((index, place) => ({ number: place + 1, sense: labels[place] % NUM_SENSE_COLOURS, label: near(index) }));
+    shown = { places, labels, tables, dots, points: enough ? planes(tables) : [] };
+    for (const part of section.querySelectorAll(".stage, .heat")) part.hidden = !enough;
+    find("#words").replaceChildren(...repeated().map((token) => make("option", { value: token })));
+    drawMarks();
+    drawFinding(all.length);
+    drawStops();
+    drawNumbers();
+    if (enough) drawMap();
+  }
+
+  // words that occur more than once, without punctuation
+  function repeated() {
+    const counts = new Map();
+    for (const { token } of seen.flat) counts.set(token.toLowerCase(), (counts.get(token.toLowerCase()) ?? 0) + 1);
+    return [...counts].filter(([token, count]) => count > 1 && /\p{L}/u.test(token)).map(([token]) => token);
+  }
+
+  function drawFinding(count) {
+    const { labels, tables } = shown;
+    const name = `“${shortened(word.value.trim())}”`;
+    const [finding, remark] = [find(".finding"), find(".remark")];
+    say(message, "");
+    remark.textContent = "";
+    if (count < 2) {
+      if (word.value.trim() === "") finding.textContent = "Which word? Enter one, or double-click it in the text.";
+      else if (count === 0) finding.textContent = `${name} is not in these sentences.`;
+      else finding.textContent = `${name} occurs only once.`;
+      if (count === 1) remark.textContent = "Add a sentence with a second occurrence to compare it with.";
+      return;
+    }
+    const example = exampleShown();
+    const readers = example?.labels.length === labels.length ? example.labels : null;
+    const numSenses = new Set(labels).size;
+    const { same, other } = ranges(tables.at(-1), readers ?? labels);
+    const all = ranges(tables[0], labels.map(() => 0)).same;
+    const bySpelling = `by ${spelling.toLowerCase()} ${rangeText(all)}`;
+    const numbers = other === null ? `cosines ${rangeText(same)}` : `same sense ${same ? rangeText(same) : "–"}, other sense ${rangeText(other)}`;
+    const senses = numSenses === 1 ? "One sense" : `${NUMBERS[numSenses] ?? numSenses} senses`;
+    const head = readers && numSenses === 1 ? `The senses of ${name} are not told apart` : `${senses} of ${name}`;
+    finding.replaceChildren(make("span", { class: "head", text: `${head}: ` }), make("span", { class: "figures", text: `${numbers}; ${bySpelling}` }), ".");
+    if (readers) {
+      const seenByReader = `A reader sees ${NUMBERS[example.names.length].toLowerCase()}: ${example.names.join(", ")}.`;
+      const right = agreement(labels, readers);
+      remark.textContent = numSenses === 1 ? seenByReader : `${seenByReader} The model, which was never told, puts ${right === labels.length ? `all ${right}` : `${right} of ${labels.length}`} where a reader does.`;
+    } else {
+      remark.textContent = numSenses === 1 ? "To the model all occurrences are of one sense." : "The senses are found by the model, from these sentences only.";
+    }
+    if (count > MOST_OCCURRENCES) remark.textContent += ` ${name} occurs ${count} times; the first ${MOST_OCCURRENCES} are compared.`;
+  }
+
+  // Under each view, the cosines of the same sense and of other senses on a line from 0 to 1.
+  function drawStops() {
+    const example = exampleShown();
+    const labels = example?.labels.length === shown.labels.length ? example.labels : shown.labels;
+    for (const [stop, button] of stopButtons.entries()) {
+      const found = ranges(shown.tables[stop] ?? [], labels);
+      const bar = ([kind, range]) => {
+        const line = make("span", { class: `line ${kind}` }, make("i"), make("small", { text: range ? rangeText(range) : "–" }));
+        const [low, high] = (range ?? [0, 0]).map((value) => Math.min(1, Math.max(0, value)));
+        line.firstChild.style.marginLeft = `${(100 * low).toFixed(1)}%`;
+        line.firstChild.style.width = `${Math.max(3, 100 * (high - low)).toFixed(1)}%`;
+        if (range) line.title = `${kind === "same" ? "Same sense" : "Other sense"}: ${rangeText(range)}`;
+        return line;
+      };
+      button.querySelector(".bars-of-stop").replaceChildren(...Object.entries(found).map(bar));
+    }
+  }
+
+  function drawMap() {
+    const at = Number(travel.value);
+    const name = stopNames[Math.round(at)];
+    travel.setAttribute("aria-valuetext", name);
+    for (const [stop, button] of stopButtons.entries()) button.setAttribute("aria-pressed", `${stop === Math.round(at)}`);
+    dotMap(find(".map svg"), { stops: shown.points, dots: shown.dots, at, label: `${name}: the ${shown.dots.length} occurrences of ${word.value} on a map; the numbers are in the table` });
+    drawHeat(Math.round(at));
+  }
+
+  function drawHeat(stop) {
+    const heat = find(".heat");
+    const key = `${stop} ${document.documentElement.dataset.theme ?? ""}`;
+    if (heat.dataset.drawn === key && heat.tables === shown.tables) return;
+    heat.dataset.drawn = key;
+    heat.tables = shown.tables;
+    const badge = (place) => make("span", { class: `badge sense-${shown.dots[place].sense}`, text: `${place + 1}` });
+    const names = shown.places.map((index, place) => {
+      const { sentence, place: middle } = seen.flat[index];
+      const [before, own, after] = snippet(seen.sentences[sentence], middle, 2);
+      return make("span", { class: "row-name" }, badge(place), make("span", { class: "words" }, before, make("b", { class: `sense-${shown.dots[place].sense}`, text: own }), after));
+    });
+    heat.replaceChildren(heatTable({ caption: `Cosines by ${stopNames[stop].toLowerCase()}`, names, numbers: shown.places.map((_, place) => badge(place)), rows: shown.tables[stop] }));
+  }
+
+  // two words on each side
+  function near(index) {
+    const { sentence, place } = seen.flat[index];
+    return snippet(seen.sentences[sentence], place, 2).join("");
   }
 
   function drawNumbers() {
-    if (!seen) return;
-    const n = seen.flat.length;
-    const shares = softmax(sliders.weights());
-    sliders.showShares(shares);
-    const mixed = mix(seen.products, shares, sliders.gamma());
-    const all = occurrences();
-    const places = all.slice(0, MOST_OCCURRENCES);
-    drawHeat(mixed, n, places);
-    drawScatter(mixed, n, all);
-    const size = places.reduce((sum, place) => sum + Math.sqrt(mixed[place * n + place]), 0) / (places.length || 1);
-    find(".lengths").textContent =
-      (places.length ? `Mean length of the vectors: ${size.toFixed(2)}. ` : "") +
-      (measureOf() === "cosine" ? "γ scales all vectors: it changes dot products and the scatter plot, but not cosines." : "");
-    const wanted = word.value.trim();
-    if (wanted === "") say(message, "Choose a word in the sentences.");
-    else if (all.length === 0) say(message, `“${wanted}” is not in these sentences. Choose one of their words.`);
-    else if (all.length === 1) say(message, `“${wanted}” occurs only once: add a sentence with a second occurrence to compare it with.`);
-    else if (all.length > MOST_OCCURRENCES) say(message, `“${wanted}” occurs ${all.length} times; the first ${MOST_OCCURRENCES} are compared.`);
-    else say(message, "");
-    message.dataset.kept = message.textContent;
+    if (seen) advanced.draw(seen, shown, word.value);
   }
 
-  function measureOf() {
-    return find("select[name=measure]").value;
+  // ---- moving --------------------------------------------------------------------------------------------------------
+
+  function moveTo(stop) {
+    cancelAnimationFrame(animation);
+    const from = Number(travel.value);
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const time = still ? 0 : MOVE_MILLISECONDS * Math.max(0.5, Math.abs(stop - from));
+    let begin;
+    const frame = (now) => {
+      begin ??= now;
+      const share = time ? Math.min(1, (now - begin) / time) : 1;
+      travel.value = from + (stop - from) * (share < 0.5 ? 2 * share * share : 1 - 2 * (1 - share) ** 2);
+      if (shown?.points.length) drawMap();
+      if (share < 1) animation = requestAnimationFrame(frame);
+      else changed();
+    };
+    animation = requestAnimationFrame(frame);
   }
 
-  function drawHeat(mixed, n, places) {
-    const isCosine = measureOf() === "cosine";
-    const grams = [...seen.products.map((row, j) => row[j]), ...seen.views, mixed];
-    const tables = grams.map((gram) => similarities(gram, n, places, measureOf()));
-    const labels = places.map((_, number) => `${number + 1}`);
-    const lowest = (rows) => Math.min(...rows.flat());
-    const highest = (rows) => Math.max(...rows.flat());
-    // one scale for the cosines of the layers and the mix, one for the views, so that they can be compared; dot products
-    // have no common one
-    const isView = (number) => number >= numLayers && number < tables.length - 1;
-    const floorOf = (chosen) => (places.length ? Math.min(0.9, Math.floor(10 * Math.min(...chosen.map(lowest))) / 10) : 0);
-    const floors = [floorOf(tables.filter((_, number) => !isView(number))), floorOf(tables.filter((_, number) => isView(number)))];
-    for (const [number, rows] of tables.entries()) {
-      const isMix = number === tables.length - 1;
-      const canvas = canvases[number];
-      canvas.parentElement.hidden = places.length === 0;
-      if (places.length === 0) continue;
-      const [low, high] = isCosine ? [floors[Number(isView(number))], 1] : [Math.min(0, lowest(rows)), highest(rows)];
-      heatMap(canvas, {
-        rows,
-        names: labels,
-        low,
-        high,
-        digits: isCosine ? 2 : 1,
-        label: `${captions[number]}: ${isCosine ? "cosines" : "dot products"} between ${places.length} occurrences of ${word.value}, from ${lowest(rows).toFixed(2)} to ${highest(rows).toFixed(2)}; the numbers are in a table below`,
-        describe: (a, b) => [a, b].map((number) => `${number + 1}  ${where(places[number])}`),
-      });
-      if (isMix) {
-        find(".scale .low").textContent = low.toFixed(isCosine ? 1 : 0);
-        find(".scale .high").textContent = high.toFixed(isCosine ? 1 : 0);
-        drawRamp(find(".ramp"));
-      }
-    }
-    find(".scale").hidden = places.length === 0;
-    find(".tables").replaceChildren(
-      ...[tables.length - 1, ...tables.keys()].slice(0, -1).map((number) => table(captions[number], labels, tables[number])),
-    );
-  }
+  travel.addEventListener("input", () => {
+    cancelAnimationFrame(animation);
+    if (shown?.points.length) drawMap();
+    changed();
+  });
+  travel.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault(); // from view to view, not by a hundredth
+    moveTo(Math.min(stopNames.length - 1, Math.max(0, Math.round(Number(travel.value)) + step)));
+  });
+  find(".play").addEventListener("click", () => {
+    travel.value = 0;
+    moveTo(stopNames.length - 1);
+  });
 
-  function where(index) {
-    const { sentence, place } = seen.flat[index];
-    return snippet(seen.sentences[sentence], place);
-  }
-
-  function drawScatter(mixed, n, all) {
-    const view = Object.keys(VIEWS).indexOf(source.value);
-    const gram = source.value === "mix" ? mixed : view >= 0 ? seen.views[view] : seen.products[source.value][source.value];
-    const plane = principalPlane(gram, n, basis);
-    basis = plane.basis;
-    const numbers = new Map(all.map((index, number) => [index, number + 1]));
-    const points = seen.flat.map(({ token }, index) => ({
-      x: plane.points[index][0],
-      y: plane.points[index][1],
-      name: numbers.has(index) ? `${token} ${numbers.get(index)}` : token,
-      short: `${numbers.get(index) ?? ""}`,
-      where: where(index),
-      picked: numbers.has(index),
-    }));
-    const kept = Math.round(100 * (plane.kept[0] + plane.kept[1]));
-    find(".kept").textContent = `${kept}% of the variance of ${n} tokens`;
-    scatter(find(".scatter canvas"), { points, withNames: names.checked, label: `The ${n} tokens in the plane of the first two principal components, which keep ${kept}% of the variance` });
-  }
-
-  function makePresets() {
-    const preset = (label, weights) =>
-      make("button", { type: "button", class: "quiet", text: label, on: { click: () => { sliders.set(weights, 1); drawNumbers(); changed(); } } });
-    const even = Array(numLayers).fill(0);
-    find(".presets").append(
-      preset("Even", even),
-      ...even.map((_, j) => preset(`Layer ${j}`, even.map((_, k) => (k === j ? EXTREME : -EXTREME)))),
-    );
-  }
+  // ---- typing --------------------------------------------------------------------------------------------------------
 
   const typed = later(() => {
     fetchLayers();
     changed();
   });
-  text.addEventListener("input", typed);
+  text.addEventListener("input", () => {
+    drawMarks();
+    typed();
+  });
+  text.addEventListener("dblclick", () => {
+    const chosen = text.value.slice(text.selectionStart, text.selectionEnd).trim();
+    if (!chosen || /\s/.test(chosen)) return;
+    word.value = chosen;
+    if (seen) draw();
+    changed();
+  });
   word.addEventListener("input", () => {
     if (seen) draw();
     changed();
@@ -224,81 +280,21 @@ export function contextPanel(section, info, changed) {
     event.preventDefault();
     fetchLayers();
   });
-  for (const control of [find("select[name=measure]"), source, names]) {
-    control.addEventListener("change", () => {
-      if (control === source) basis = null;
-      drawNumbers();
-      changed();
-    });
-  }
+  addEventListener("resize", later(() => shown?.points.length && !section.hidden && drawMap(), 100));
 
   return {
-    link: () => ({
-      text: text.value,
-      word: word.value,
-      weights: sliders.weights().join(","),
-      gamma: `${sliders.gamma()}`,
-      measure: measureOf(),
-      source: source.value,
-      names: names.checked ? "1" : "0",
-    }),
+    link: () => ({ text: text.value, word: word.value, view: `${Math.round(Number(travel.value))}`, ...advanced.link() }),
     restore(params) {
       text.value = params.get("text") ?? text.value;
       word.value = params.get("word") ?? word.value;
-      const weights = (params.get("weights") ?? "").split(",").map(Number);
-      if (params.has("weights") && weights.length === numLayers && weights.every(Number.isFinite)) {
-        sliders.set(weights, Number(params.get("gamma") ?? 1) || 0);
-      }
-      choose(find("select[name=measure]"), params.get("measure"));
-      choose(source, params.get("source"));
-      if (params.has("names")) names.checked = params.get("names") === "1";
+      const stop = Number(params.get("view") ?? travel.value);
+      if (stop >= 0 && stop < stopNames.length) travel.value = stop;
+      advanced.restore(params);
+      drawMarks();
       if (seen?.text === text.value) draw();
       else fetchLayers();
     },
     again: () => fetchLayers(),
-    repaint: () => seen && drawRamp(find(".ramp")),
+    repaint: () => shown?.points.length && drawMap(),
   };
-}
-
-function choose(select, value) {
-  if ([...select.options].some((option) => option.value === value)) select.value = value;
-}
-
-function makeSliders(container, numLayers, onInput) {
-  const slider = (id, label, attributes) => {
-    const output = make("output", { for: id });
-    const input = make("input", { id, type: "range", on: { input: onInput }, ...attributes });
-    container.append(make("label", { for: id, text: label }), input, output);
-    return { input, output };
-  };
-  const weights = Array.from({ length: numLayers }, (_, j) =>
-    slider(`weight-${j}`, `w${"₀₁₂₃₄₅₆₇₈₉"[j] ?? j} layer ${j}`, { min: -EXTREME, max: EXTREME, step: 0.1, value: 0 }),
-  );
-  const gamma = slider("gamma", "γ", { min: 0.1, max: 4, step: 0.1, value: 1 });
-  return {
-    weights: () => weights.map(({ input }) => Number(input.value)),
-    gamma: () => Number(gamma.input.value),
-    set(values, scale) {
-      weights.forEach(({ input }, j) => (input.value = values[j]));
-      gamma.input.value = scale;
-    },
-    showShares(shares) {
-      weights.forEach(({ input, output }, j) => {
-        output.textContent = `${Math.round(100 * shares[j])}%`;
-        input.setAttribute("aria-valuetext", `${input.value}, ${Math.round(100 * shares[j])}% of the mix`);
-      });
-      gamma.output.textContent = Number(gamma.input.value).toFixed(1);
-    },
-  };
-}
-
-function table(caption, labels, rows) {
-  const cell = (value) => make("td", { text: value.toFixed(3) });
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    make("table", {},
-      make("caption", { text: caption }),
-      make("thead", {}, make("tr", {}, make("td"), ...labels.map((label) => make("th", { scope: "col", text: label })))),
-      make("tbody", {}, ...rows.map((row, number) => make("tr", {}, make("th", { scope: "row", text: labels[number] }), ...row.map(cell)))),
-    ),
-  );
 }

@@ -20,7 +20,8 @@ function address(name) {
 
 function read() {
   const [name, query] = location.hash.slice(1).split(/\?(.*)/s);
-  return { name: name in MAKERS ? name : "context", params: new URLSearchParams(query ?? "") };
+  const isThere = tabs.some((tab) => tab.getAttribute("aria-controls") === name);
+  return isThere ? { name, params: new URLSearchParams(query ?? "") } : { name: "context", params: new URLSearchParams() };
 }
 
 // a slider that is moved changes the view more often than browsers let an address change
@@ -50,9 +51,9 @@ function show() {
 
 // ---- tabs, links, colours, the key -----------------------------------------------------------------------------------
 
-const tabs = [...document.querySelectorAll("[role=tab]")];
+let tabs = [...document.querySelectorAll("[role=tab]")];
 
-for (const [number, tab] of tabs.entries()) {
+for (const tab of tabs) {
   const name = tab.getAttribute("aria-controls");
   tab.addEventListener("click", () => {
     if (name !== current) location.hash = panels[name] ? address(name) : name;
@@ -60,7 +61,7 @@ for (const [number, tab] of tabs.entries()) {
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const other = tabs[(number + step + tabs.length) % tabs.length];
+    const other = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
     other.focus();
     other.click();
   });
@@ -143,7 +144,12 @@ async function begin() {
   line.classList.remove("error");
   const words = info.vocabulary_size ? `, ${info.vocabulary_size.toLocaleString("en")} words` : "";
   line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} dimensions${words}`);
+  const isThere = { context: true, next: info.language_model, neighbours: info.index_words !== null, tasks: info.tasks.length > 0 };
+  for (const tab of tabs) tab.hidden = !isThere[tab.getAttribute("aria-controls")];
+  tabs = tabs.filter((tab) => !tab.hidden);
+  for (const hint of document.querySelectorAll("[data-without]")) hint.hidden = isThere[hint.dataset.without];
   for (const [name, maker] of Object.entries(MAKERS)) {
+    if (!isThere[name]) continue;
     panels[name] = maker(document.getElementById(name), info, () => changed(name));
   }
   showTheme();

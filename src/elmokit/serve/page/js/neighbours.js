@@ -1,6 +1,6 @@
 // Neighbours: a word in its sentence -> the nearest words of an indexed corpus, in theirs.
 
-import { joined, lastOnly, later, make, needsSpace, tokenized } from "./panel.js";
+import { joined, lastOnly, later, make, needsSpace, note, tokenized } from "./panel.js";
 import { ask } from "./server.js";
 
 const EXAMPLE = "He sat on the [bank] of the river.";
@@ -11,10 +11,6 @@ export function neighboursPanel(section, info, changed) {
   let seen = null;
 
   text.value = EXAMPLE;
-  if (info.index_words === null) {
-    find("form").hidden = true;
-    find(".how").hidden = false;
-  }
 
   const look = lastOnly(section, find(".message"), async (signal) => {
     const typed = text.value.trim();
@@ -23,7 +19,7 @@ export function neighboursPanel(section, info, changed) {
     drawSentence(bare[0]);
     find(".results").hidden = false;
     find(".hits").replaceChildren();
-    if (!/\[[^[\]]+\]/.test(typed)) throw Object.assign(new Error("Choose a word of the sentence."), { status: 422 });
+    if (!/\[[^[\]]+\]/.test(typed)) throw note("Choose a word of the sentence.");
     const hits = await ask("neighbours", { inputs: typed, k: asked }, signal);
     seen = { text: typed, k: k.value };
     find(".hits").replaceChildren(...hits.map(hit));
@@ -82,9 +78,9 @@ export function neighboursPanel(section, info, changed) {
     restore(params) {
       text.value = params.get("text") ?? text.value;
       k.value = params.get("k") ?? k.value;
-      if (info.index_words !== null && (seen?.text !== text.value.trim() || seen.k !== k.value)) look();
+      if (seen?.text !== text.value.trim() || seen.k !== k.value) look();
     },
-    again: () => info.index_words !== null && look(),
+    again: () => look(),
     repaint() {},
   };
 }

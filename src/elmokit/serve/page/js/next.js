@@ -1,13 +1,14 @@
 // What comes next: sentences -> how surprised the model is by each word, in both directions, and words that fit in the place of one.
 
 import { inkOn, rampColour, rgb, twoWayBars } from "./charts.js";
-import { lastOnly, later, lines, make } from "./panel.js";
+import { joined, lastOnly, later, lines, make, note, shortened } from "./panel.js";
 import { ask } from "./server.js";
 
 const EXAMPLE = ["He sat on the bank of the river and watched the water.", "The bank of England raised its interest umbrellas."].join("\n");
 const MOST_BITS = 20; // that the colours tell apart
 const NUM_WORDS = 12;
-const UNKNOWN = "not in the vocabulary: scored as <UNK>";
+const LEAST_SHARE = 0.0005; // words below it would be rows of 0.0%
+const UNKNOWN = "not in the vocabulary: not counted";
 
 export function nextPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
@@ -22,7 +23,7 @@ export function nextPanel(section, info, changed) {
   const score = lastOnly(section, message, async (signal) => {
     const typed = text.value;
     const given = lines(typed);
-    if (given.length === 0) throw Object.assign(new Error("Enter a sentence."), { status: 422 });
+    if (given.length === 0) throw note("Enter a sentence.");
     const answers = await ask("log_probs", { inputs: given }, signal);
     const bits = (logProb) => -logProb / Math.LN2;
     seen = {
@@ -44,20 +45,23 @@ export function nextPanel(section, info, changed) {
   const fill = lastOnly(find(".blank"), find(".words-message"), async (signal) => {
     const { sentence, place } = chosen;
     const { tokens } = seen.sentences[sentence];
-    const answers = await ask("substitutes", { inputs: tokens, position: place, k: NUM_WORDS }, signal);
+    const answers = await ask("substitutes", { inputs: tokens, position: place, k: NUM_WORDS, keep_word: true }, signal);
+    const own = tokens[place];
+    const shown = answers.filter(({ word, log_prob: logProb }) => word === own || Math.exp(logProb) >= LEAST_SHARE);
     const top = Math.exp(answers[0]?.log_prob ?? 0);
-    find(".blank h2").textContent = `Words in place of “${tokens[place]}”`;
+    find(".blank h2").textContent = `Words in place of “${shortened(own)}”`;
     find(".words").replaceChildren(
-      ...answers.map(({ word, log_prob: logProb }) => {
+      ...shown.map(({ word, log_prob: logProb }) => {
         const share = Math.exp(logProb);
-        const percent = `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
-        return make("li", {},
-          make("button", { type: "button", class: "word", text: word, title: "Insert it", on: { click: () => putIn(word) } }),
-          make("meter", { min: 0, max: top, value: share, "aria-label": `${word}: ${percent}` }),
-          make("span", { class: "number", text: percent }),
-        );
+        const percent = share < LEAST_SHARE ? "< 0.1%" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+        const name = word === own
+          ? make("span", { class: "word own", text: word, title: "The word of the sentence" })
+          : make("button", { type: "button", class: "word", text: word, title: "Insert it", on: { click: () => putIn(word) } });
+        return make("li", {}, name, make("meter", { min: 0, max: top, value: share, "aria-label": `${word}: ${percent}` }), make("span", { class: "number", text: percent }));
       }),
     );
+    const isKnown = shown.some(({ word }) => word === own);
+    find(".own-note").textContent = isKnown ? "" : `“${shortened(own)}” is not in the vocabulary, so it has no probability of its own.`;
   });
 
   function clamp() {
@@ -79,28 +83,32 @@ export function nextPanel(section, info, changed) {
     row.append(cell("start", null, start, "the start of the sentence"));
     for (const [place, token] of tokens.entries()) {
       const isChosen = sentence === chosen.sentence && place === chosen.place;
-      const label = `${token}: ${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`;
+      const bits = `${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`;
+      const label = `${token}: ${unknown[place] ? UNKNOWN : bits}`;
       const button = make("button", {
         type: "button",
         class: unknown[place] ? "unknown" : null,
         title: unknown[place] ? UNKNOWN : null,
         "aria-pressed": `${isChosen}`,
-        "aria-label": unknown[place] ? `${label}, ${UNKNOWN}` : label,
+        "aria-label": label,
         on: { click: () => choose(sentence, place) },
       });
-      button.append(...halves(token, forward[place], backward[place]));
+      button.append(...halves(token, unknown[place] ? null : forward[place], unknown[place] ? null : backward[place]));
       row.append(button);
     }
     row.append(cell("end", end, null, "the end of the sentence"));
-    const count = unknown.filter(Boolean).length;
-    const means = [`Forward ${meansOf([...forward, end], [...backward, start])}.`];
-    if (count) {
-      const known = (values) => values.filter((_, place) => !unknown[place]);
-      const name = count === 1 ? "the unknown token" : `the ${count} unknown tokens`;
-      means.push(`Without ${name}: forward ${meansOf([...known(forward), end], [...known(backward), start])}.`);
-    }
-    item.append(row, ...means.map((text) => make("p", { class: "soft", text })));
+    item.append(row, make("p", { class: "soft", text: summary({ forward, backward, start, end, unknown }) }));
     return item;
+  }
+
+  // Unknown words are scored as <UNK>, which is likelier than most words: they would make any text look easy.
+  function summary({ forward, backward, start, end, unknown }) {
+    const count = unknown.filter(Boolean).length;
+    const known = (values) => values.filter((_, place) => !unknown[place]);
+    if (count === unknown.length) return "No word of this sentence is in the vocabulary: the model cannot score it.";
+    const means = `Forward ${meansOf([...known(forward), end], [...known(backward), start])}.`;
+    if (count === 0) return means;
+    return `${means} ${count === 1 ? "One word is" : `${count} words are`} not in the vocabulary and not counted.`;
   }
 
   function meansOf(forward, backward) {
@@ -130,9 +138,9 @@ export function nextPanel(section, info, changed) {
     const { tokens, forward, backward, unknown } = seen.sentences[chosen.sentence];
     find(".bars").style.minWidth = `${60 + 34 * tokens.length}px`;
     twoWayBars(find(".bars canvas"), {
-      names: tokens.map((token, place) => (unknown[place] ? `${token} <UNK>` : token)),
-      up: forward,
-      down: backward,
+      names: tokens.map((token, place) => (unknown[place] ? `${shortened(token)} (unknown)` : shortened(token))),
+      up: forward.map((value, place) => (unknown[place] ? null : value)),
+      down: backward.map((value, place) => (unknown[place] ? null : value)),
       upName: "forward",
       downName: "backward",
       chosen: chosen.place,

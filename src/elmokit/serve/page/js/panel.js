@@ -35,10 +35,12 @@ export function lastOnly(section, message, work) {
     section.setAttribute("aria-busy", "true");
     try {
       await work(own.signal, ...given);
-      if (own === controller && !message.dataset.kept) say(message, "");
+      if (own === controller) section.classList.remove("stale");
+      if (own === controller) say(message, "");
     } catch (error) {
       if (own === controller && error.name !== "AbortError") {
         say(message, error.message, true);
+        section.classList.add("stale"); // what is drawn does not belong to what is entered
         if (error.status === undefined) console.error(error);
       }
     } finally {
@@ -48,14 +50,23 @@ export function lastOnly(section, message, work) {
   };
 }
 
+// An error that the user can mend.
+export function note(words) {
+  return Object.assign(new Error(words), { status: 422 });
+}
+
 export function say(message, text, isError = false) {
   message.textContent = text;
   message.classList.toggle("error", isError);
 }
 
+// The tokens of each text: { text, start, stop }, offsets in characters.
+export function tokensOf(ask, texts, signal) {
+  return ask("tokenize", { inputs: texts, add_special_tokens: false }, signal);
+}
+
 export async function tokenized(ask, texts, signal) {
-  const answers = await ask("tokenize", { inputs: texts, add_special_tokens: false }, signal);
-  return answers.map((tokens) => tokens.map((token) => token.text));
+  return (await tokensOf(ask, texts, signal)).map((tokens) => tokens.map((token) => token.text));
 }
 
 // Tokens as text is written: no space before a full stop.
@@ -78,13 +89,22 @@ export function joined(tokens) {
   return tokens.reduce((text, token) => (text === "" || touchesHan(text.replace(/\]$/, ""), token.replace(/^\[/, "")) ? text + token : `${text} ${token}`), "");
 }
 
+const LONGEST_WORD = 24; // letters that are shown of a word in a label
+
+export function shortened(word) {
+  return word.length > LONGEST_WORD ? `${word.slice(0, LONGEST_WORD - 1)}…` : word;
+}
+
+// A word with the words around it: [what is before, the word, what is after]. At an end of the sentence, the other side has more.
 export function snippet(tokens, place, around = 3) {
-  const start = Math.max(0, place - around);
-  const end = Math.min(tokens.length, place + around + 1);
-  let text = "";
+  const start = Math.max(0, Math.min(place - around, tokens.length - 2 * around - 1));
+  const end = Math.min(tokens.length, Math.max(place + around, 2 * around) + 1);
+  const parts = ["", "", ""];
   for (let i = start; i < end; i++) {
-    const word = i === place ? `[${tokens[i]}]` : tokens[i];
-    text += (i > start && needsSpace(tokens[i - 1], tokens[i]) ? " " : "") + word;
+    const part = i < place ? 0 : i === place ? 1 : 2;
+    const space = i > start && needsSpace(tokens[i - 1], tokens[i]) ? " " : "";
+    parts[i === place ? 0 : part] += space;
+    parts[part] += shortened(tokens[i]);
   }
-  return `${start > 0 ? "… " : ""}${text}${end < tokens.length ? " …" : ""}`;
+  return [`${start > 0 ? "… " : ""}${parts[0]}`, parts[1], `${parts[2]}${end < tokens.length ? " …" : ""}`];
 }

@@ -11,7 +11,7 @@ export class Refusal extends Error {
 }
 
 export function keepKey(key) {
-  sessionStorage.setItem(KEY, key);
+  sessionStorage.setItem(KEY, key.trim());
 }
 
 async function exchange(path, options) {
@@ -30,8 +30,10 @@ async function exchange(path, options) {
 
 async function reason(response) {
   if (response.status === 401) {
+    const wasSent = sessionStorage.getItem(KEY) !== null;
+    sessionStorage.removeItem(KEY);
     document.dispatchEvent(new CustomEvent("key-wanted"));
-    return "The server needs an API key: enter it above.";
+    return wasSent ? "The server does not accept this key. Check it and enter it again." : "This server needs an API key: enter it above.";
   }
   let text = "";
   try {
@@ -42,7 +44,16 @@ async function reason(response) {
   if (response.status === 429) {
     return `The server is busy: try again in ${response.headers.get("retry-after") ?? 1} s.`;
   }
-  return `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?…]$/.test(text) ? "" : "."}`;
+  const words = forPeople(text);
+  return `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?…]$/.test(words) ? "" : "."}`;
+}
+
+// Messages of the server name the fields of a request; on the page these are sentences and texts.
+function forPeople(text) {
+  return text
+    .replace(/^(?:inputs|input|sentences)\[(\d+)\](?:\[\d+\])?/, (_, number) => `sentence ${Number(number) + 1}`)
+    .replace(/^inputs\b/, "the text")
+    .replace(/\btokens\b/g, "words and punctuation marks");
 }
 
 export async function facts() {

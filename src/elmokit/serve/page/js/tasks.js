@@ -1,9 +1,9 @@
 // Tasks: a text -> the predictions of a trained task, coloured in the text.
 
-import { lastOnly, later, lines, make, needsSpace } from "./panel.js";
+import { lastOnly, later, lines, make, needsSpace, note } from "./panel.js";
 import { ask } from "./server.js";
 
-const NUM_COLOURS = 8; // of the style sheet: .label-0 …
+const HUE_STEP = 137.5; // degrees, the golden angle: hues of labels that follow one another are far apart, and none recurs
 const TONES = ["very negative", "negative", "neutral", "positive", "very positive"]; // .tone-0 …
 const TEXTS = "Maria Schmidt flew from Berlin to Rome to meet the directors of the World Bank.\nA warm, funny and wholly delightful film.\nThe plot is thin and the jokes are tired.";
 const PASSAGE = "Maria Schmidt flew from Berlin to Rome. There she met the directors of the World Bank, who asked her to stay.";
@@ -27,13 +27,9 @@ const READS = {
 export function tasksPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
   const { task } = find("form").elements;
-  const labels = new Map(); // label -> class of its colour, the same for all answers
+  const labels = new Map(); // label -> its colour { class, style }, the same for all answers
 
   task.append(...info.tasks.map((name) => make("option", { value: name, text: name })));
-  if (info.tasks.length === 0) {
-    find("form").hidden = true;
-    find(".how").hidden = false;
-  }
 
   const reads = () => READS[info.task_kinds[task.value]] ?? SENTENCES;
   const values = () => Object.fromEntries([...section.querySelectorAll(".fields textarea")].map((area) => [area.name, area.value]));
@@ -51,7 +47,7 @@ export function tasksPanel(section, info, changed) {
 
   const predict = lastOnly(section, find(".message"), async (signal) => {
     const inputs = reads().inputs(values());
-    if (inputs.length === 0) throw Object.assign(new Error("Enter a sentence."), { status: 422 });
+    if (inputs.length === 0) throw note("Enter a sentence.");
     const answers = await ask(`tasks/${encodeURIComponent(task.value)}`, { inputs }, signal);
     labels.clear();
     find(".answers").replaceChildren(...answers.map((answer) => make("li", {}, ...drawn(answer))));
@@ -64,7 +60,7 @@ export function tasksPanel(section, info, changed) {
   });
 
   const colour = (label) => {
-    if (!labels.has(label)) labels.set(label, toneOf(label) ?? `label-${labels.size % NUM_COLOURS}`);
+    if (!labels.has(label)) labels.set(label, toneOf(label) ?? { class: "hue", style: `--hue: ${((labels.size * HUE_STEP) % 360).toFixed(1)}` });
     return labels.get(label);
   };
 
@@ -72,7 +68,7 @@ export function tasksPanel(section, info, changed) {
   function toneOf(label) {
     if (info.task_kinds[task.value] !== "sentiment") return null;
     const place = /^[0-4]$/.test(label) ? Number(label) : TONES.indexOf(label.replaceAll("_", " ").toLowerCase());
-    return place < 0 ? null : `tone-${place}`;
+    return place < 0 ? null : { class: `tone-${place}` };
   }
 
   // The fields of a prediction tell its kind, whatever the name of the task.
@@ -96,7 +92,7 @@ export function tasksPanel(section, info, changed) {
     if (answer.answer !== undefined) {
       const { context, start, end } = answer;
       return [
-        make("p", { class: "text" }, context.slice(0, start), make("mark", { class: colour("answer"), text: context.slice(start, end) }), context.slice(end)),
+        make("p", { class: "text" }, context.slice(0, start), make("mark", { ...colour("answer"), text: context.slice(start, end) }), context.slice(end)),
         make("p", { class: "soft", text: `${(100 * answer.probability).toFixed(0)}% sure` }),
       ];
     }
@@ -114,7 +110,7 @@ export function tasksPanel(section, info, changed) {
         const span = inOrder[next];
         if (span && span.start === place && span.end <= end) {
           next += 1;
-          const mark = make("mark", { class: colour(span.label) });
+          const mark = make("mark", colour(span.label));
           if (inOrder[next]?.start === place) fill(mark, place, span.end);
           else {
             mark.append(tokens[place]);
@@ -137,12 +133,12 @@ export function tasksPanel(section, info, changed) {
   function classified({ label, probabilities, tokens, premise, hypothesis }) {
     const texts = tokens ? [tokens] : [premise, hypothesis];
     const shown = texts.map((words) => {
-      const text = make("p", { class: `text whole ${colour(label)}` });
+      const text = make("p", { ...colour(label), class: `text whole ${colour(label).class}` });
       for (const [place, token] of words.entries()) text.append(place > 0 && needsSpace(words[place - 1], token) ? " " : "", token);
       return text;
     });
     const rows = Object.entries(probabilities).map(([name, share]) =>
-      make("li", {}, make("span", { class: `label ${colour(name)}`, text: name }),
+      make("li", {}, make("span", { ...colour(name), class: `label ${colour(name).class}`, text: name }),
         make("meter", { min: 0, max: 1, value: share, "aria-label": `${name}: ${(100 * share).toFixed(0)}%` }),
         make("span", { class: "number", text: `${(100 * share).toFixed(0)}%` })));
     return [...shown, make("ul", { class: "shares" }, ...rows)];
@@ -157,18 +153,17 @@ export function tasksPanel(section, info, changed) {
     event.preventDefault();
     predict();
   });
-  if (info.tasks.length) makeFields();
+  makeFields();
 
   return {
     link: () => ({ task: task.value, ...values() }),
     restore(params) {
-      if (info.tasks.length === 0) return;
       if (info.tasks.includes(params.get("task"))) task.value = params.get("task");
       makeFields();
       for (const area of section.querySelectorAll(".fields textarea")) area.value = params.get(area.name) ?? area.value;
       predict();
     },
-    again: () => info.tasks.length && predict(),
+    again: () => predict(),
     repaint() {},
   };
 }
