@@ -264,23 +264,46 @@ def _written_files(elmo: ELMo, names: tuple[str, ...]) -> set[str]:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--onnx", "target", metavar="OUT", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--onnx", "target", metavar="OUT", type=click.Path(path_type=Path), help="ONNX file to write.")
+@click.option(
+    "--web", metavar="FOLDER", type=click.Path(path_type=Path), help="Folder to write: a page that runs the model."
+)
 @layers_option("all", "Layers that the file computes", names="average, top, all, slot, sense, mix")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "int8"]),
     default="float32",
     show_default=True,
-    help="Type of the stored weights; the file computes in float32.",
+    help="Type of the stored weights; the file computes in float32. A page has int8.",
+)
+@click.option(
+    "--runtime",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="The npm package onnxruntime-web, for --web. Default: that of node_modules here or above.",
 )
 @overwrite_option
 @json_option
-def export(model: str | None, target: Path, layers: Any, dtype: Any, overwrite: bool, as_json: bool) -> None:
-    """Write MODEL as an ONNX file.
+def export(
+    model: str | None,
+    target: Path | None,
+    web: Path | None,
+    layers: Any,
+    dtype: Any,
+    runtime: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write MODEL as an ONNX file, or as a page that runs it in the browser.
 
     The file turns ids of any batch and length into vectors and a mask; for sense it also reads the weights of the
-    words. Without MODEL, export en.
+    words. The page is the explorer of `elmokit serve` as static files, for any web server. Without MODEL, export en.
     """
+    if (target is None) == (web is None):
+        raise click.UsageError("Pass --onnx OUT or --web FOLDER.")
+    if web is not None:
+        return _export_web(model, web, runtime, overwrite, as_json)
+    assert target is not None
     from elmokit.inference.views import check_layers
     from elmokit.integrations.onnx import export_onnx
 
@@ -294,6 +317,21 @@ def export(model: str | None, target: Path, layers: Any, dtype: Any, overwrite: 
     )
     line = f"{file.path}: {file.num_bytes / 1e6:.1f} MB, {inputs} -> {outputs}"
     print_result(as_json, {**dataclasses.asdict(file), "path": str(file.path)}, line)
+
+
+def _export_web(model: str | None, folder: Path, runtime: Path | None, overwrite: bool, as_json: bool) -> None:
+    from elmokit.integrations.web import export_web, find_runtime
+
+    find_runtime(runtime)  # before the model is loaded
+    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} already exists: pass --overwrite to replace its files")
+    name = "elmokit-en" if model is None else Path(model).name
+    written = export_web(load_model(model, "cpu"), folder, name=name, runtime=runtime)
+    line = (
+        f"{folder}: {written.num_bytes / 1e6:.1f} MB, {written.model_bytes / 1e6:.1f} MB of it the model. "
+        f"Look at it with: python -m http.server -d {folder}"
+    )
+    print_result(as_json, {**dataclasses.asdict(written), "path": str(folder)}, line)
 
 
 def _format_shape(shape: tuple[str | int, ...]) -> str:

@@ -5,7 +5,7 @@ import { contextPanel } from "./context.js";
 import { neighboursPanel } from "./neighbours.js";
 import { nextPanel } from "./next.js";
 import { later, make } from "./panel.js";
-import { facts, keepKey } from "./server.js";
+import { facts, isLocal, keepKey } from "./server.js";
 import { tasksPanel } from "./tasks.js";
 
 const MAKERS = { context: contextPanel, next: nextPanel, neighbours: neighboursPanel, tasks: tasksPanel };
@@ -131,6 +131,17 @@ keyForm.addEventListener("submit", (event) => {
 
 // ---- begin -----------------------------------------------------------------------------------------------------------
 
+if (isLocal) for (const part of document.querySelectorAll("[data-server]")) part.hidden = true;
+document.addEventListener("model-loading", ({ detail: { loaded, total, what } }) => {
+  if (panels.context) return; // the output layer comes after the first answer
+  const [place, bar] = [document.getElementById("loading"), document.querySelector("#loading progress")];
+  place.hidden = false;
+  const megabytes = (bytes) => (bytes / 1e6).toFixed(0);
+  place.querySelector("span").textContent = total ? `${what}: ${megabytes(loaded)} of ${megabytes(total)} MB` : `${what} …`;
+  if (total) bar.value = loaded / total;
+  else bar.removeAttribute("value");
+});
+
 async function begin() {
   const line = document.getElementById("facts");
   let info;
@@ -144,10 +155,11 @@ async function begin() {
   line.classList.remove("error");
   const words = info.vocabulary_size ? `, ${info.vocabulary_size.toLocaleString("en")} words` : "";
   line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} dimensions${words}`);
+  document.getElementById("loading").hidden = true;
   const isThere = { context: true, next: info.language_model, neighbours: info.index_words !== null, tasks: info.tasks.length > 0 };
   for (const tab of tabs) tab.hidden = !isThere[tab.getAttribute("aria-controls")];
   tabs = tabs.filter((tab) => !tab.hidden);
-  for (const hint of document.querySelectorAll("[data-without]")) hint.hidden = isThere[hint.dataset.without];
+  for (const hint of document.querySelectorAll("[data-without]")) hint.hidden = isLocal || isThere[hint.dataset.without];
   for (const [name, maker] of Object.entries(MAKERS)) {
     if (!isThere[name]) continue;
     panels[name] = maker(document.getElementById(name), info, () => changed(name));

@@ -1,7 +1,9 @@
-// Requests to the server.
+// Requests to the server, or to the model in this page: `elmokit export --web` writes a page that runs without a server.
 // Input: a path and a body.  Output: the response, or an Error with a message for the user.
 
 const KEY = "elmokit-key";
+export const isLocal = document.documentElement.dataset.model !== undefined;
+const local = isLocal ? import("./local.js") : null;
 
 export class Refusal extends Error {
   constructor(message, status) {
@@ -57,10 +59,12 @@ function forPeople(text) {
 }
 
 export async function facts() {
+  if (isLocal) return (await local).request("info", {});
   return (await exchange("info", {})).json();
 }
 
 export async function ask(path, body, signal) {
+  if (isLocal) return (await local).request(path, body, signal);
   const headers = { "content-type": "application/json" };
   return (await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
 }
@@ -76,6 +80,7 @@ export function viewOf(sentences, view, signal) {
 }
 
 async function arrays(path, body, signal) {
+  if (isLocal) return (await local).request(path, body, signal);
   const headers = { "content-type": "application/json", accept: "application/x-npy" };
   const response = await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   return readNpy(await response.arrayBuffer());
