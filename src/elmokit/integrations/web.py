@@ -29,18 +29,8 @@ require("onnx", extra="onnx")
 
 from onnx import helper
 
-from elmokit.integrations.onnx import (
-    IR_VERSION,
-    OPSET,
-    Graph,
-    _bilm,
-    _check_exportable,
-    _float,
-    _ints,
-    _model,
-    _values,
-    _vectors,
-)
+from elmokit.integrations.onnx import IR_VERSION, OPSET, _bilm, _check_exportable, _model, _vectors
+from elmokit.integrations.onnx_graph import Graph, ints, number, values_of
 
 RUNTIME_FILES: Final = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 TOKENIZERS: Final = ("treebank", "spaces", "characters")  # that js/text.js has
@@ -172,7 +162,7 @@ def _bilm_graph(model: ELMo) -> bytes:
     outputs = {"layers": (model.num_layers, *shape), "slot": shape, "sense": shape, "mask": axes}
     for output, view in (("layers", "all"), ("slot", "slot"), ("sense", "sense")):
         vectors = _vectors(graph, view, computed, mask, {})  # type: ignore[arg-type]
-        graph("Where", graph("Unsqueeze", mask, _ints(2)), vectors, _float(0), output=output)
+        graph("Where", graph("Unsqueeze", mask, ints(2)), vectors, number(0), output=output)
     graph("Identity", mask, output="mask")
     inputs = {"ids": (*axes, config.max_characters), "weights": axes}
     return bytes(_model(graph, inputs, outputs, {"elmokit_version": __version__}).SerializeToString())
@@ -186,7 +176,7 @@ def _output_graph(model: ELMo) -> bytes:
     scores = graph("Gemm", "hidden", graph.weight("weight"), graph.weight("bias"), transB=1)
     graph("LogSoftmax", scores, axis=1, output="log_probs")
     num_words, width = tensors["weight"].shape
-    inputs, outputs = _values({"hidden": ("rows", width)}), _values({"log_probs": ("rows", num_words)})
+    inputs, outputs = values_of({"hidden": ("rows", width)}), values_of({"log_probs": ("rows", num_words)})
     proto = helper.make_model(
         helper.make_graph(graph.nodes, "output", inputs, outputs, graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
