@@ -1,6 +1,8 @@
 """Fixtures of the tests of the server."""
 
 import logging
+import os
+import shutil
 
 import pytest
 from served import CORPUS, Capitals, Slow, make_model, serving
@@ -51,3 +53,29 @@ def loggers():
     for logger, handlers, propagate, level in kept:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
+
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("no Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

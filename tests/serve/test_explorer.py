@@ -2,9 +2,7 @@
 
 import itertools
 import math
-import os
 import re
-import shutil
 from urllib.parse import urlencode
 
 import numpy as np
@@ -19,21 +17,11 @@ from served import make_model, serving
 from elmokit.inference.grouping import group
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, load_task, train
-from elmokit.text import tokenize
+from elmokit.text import TREEBANK, batch_to_ids, tokenize
 
 playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
 expect = playwright.expect
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PANELS = ["context", "next", "neighbours", "tasks"]
 TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
 
@@ -104,18 +92,6 @@ def tasks(tmp_path_factory, tiny_elmo):
 def server(model, index, tasks):
     with serving(model, name="tiny", tasks=tasks, index=index) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip("no Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -399,6 +375,31 @@ def test_the_plane_is_that_of_the_principal_components(open_page):
     left, values, _ = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.abs(found["points"]), np.abs(left * values)[:, :2], atol=1e-3)
     np.testing.assert_allclose(found["kept"], (values**2 / (values**2).sum())[:2], atol=1e-6)
+
+
+TRICKY = [
+    "It's the dogs' bone, isn't it?", "He said: \"I cannot pay $3.50, Mr. Jones.\"", "'Tis gonna rain... 'twas so.", "",
+    "“Quoted” text — with ‘dashes’ and «guillemets».", "a,b 1,000 x:y 12:30 (see [1]) {z} <t>", "don't DON'T we'll I'm",
+    "d'ye more'n wanna go gimme lemme gotta", "e.g. the U.S. and Ph.D. end.", "''double'' ``ticks`` 'single' \"d\"",
+    "naïve café's Ünïcode 東京 écannot", "end.) end.\" end.' end.”", "--a-- ** #tag @you 5% & more; yes!",
+    "tab\tand  spaces ",
+    "rock 'n' roll, the '90s, o'clock, y'all", "a 𝒳 b 𠮷野家 😀 c", "x.. y...z. w", "'s 'll '",
+    "the cell, the Cell; CELL",
+]  # fmt: skip
+
+
+def test_the_tokens_and_ids_of_the_page_without_a_server_are_those_of_the_library(open_page):
+    page = settled(open_page())
+    script = """async (texts) => {
+        const { characterIds, withOffsets } = await import("/js/text.js");
+        const row = ({ text, start, stop }) => [text, start, stop, characterIds(text, 50)];
+        return texts.map((text) => withOffsets(text, "treebank").map(row));
+    }"""
+    for text, found in zip(TRICKY, page.evaluate(script, TRICKY), strict=True):
+        expected = [list(token) for token in TREEBANK.with_offsets(text)]
+        assert [one[:3] for one in found] == expected
+        ids = batch_to_ids([[token for token, *_ in expected]])[0].tolist()
+        assert [one[3] for one in found] == ids
 
 
 def test_points_tell_their_word_and_sentence(open_page):
