@@ -35,15 +35,19 @@ def slot_by_hand(layers: np.ndarray, start: int, end: int) -> np.ndarray:
 
 
 def sense_by_hand(layers: np.ndarray, tokens: list[str], weight: WordWeights, start: int, end: int) -> np.ndarray:
-    around = np.zeros(layers.shape[-1])
+    width = layers.shape[-1] // 2
+    words, contexts = np.zeros(width), np.zeros(width)
     for place, token in enumerate(tokens):
         distance = start - place if place < start else place - end + 1
         if start <= place < end or distance > REACH:
             continue
-        around += float(weight([token])[0]) / (1 + distance / HALF_DISTANCE) * layers[:, place + 1].mean(axis=0)
-    width = layers.shape[-1] // 2
-    slot = slot_by_hand(layers, start, end) - np.concatenate([layers[-1, 0, :width], layers[-1, -1, width:]])
-    return slot / max(np.linalg.norm(slot), 1e-12) + 0.7 * around / max(np.linalg.norm(around), 1e-12)
+        factor = float(weight([token])[0]) / (1 + distance / HALF_DISTANCE)
+        words += factor * layers[0, place + 1, :width]
+        contexts += factor * (layers[-1, place + 1, :width] if place < start else layers[-1, place + 1, width:])
+    said = slot_by_hand(layers, start, end) - np.concatenate([layers[-1, 0, :width], layers[-1, -1, width:]])
+    around = np.concatenate([part / max(np.linalg.norm(part), 1e-12) for part in (words, contexts)])
+    mixed = said / max(np.linalg.norm(said), 1e-12) + 0.6 * around / 2**0.5
+    return np.tanh((2 * width) ** 0.5 * mixed) / (2 * width) ** 0.5
 
 
 @pytest.mark.parametrize("variant", [{}, {"layers": 1, "skip": False}, {"layers": 3}, {"word_level": True}])
@@ -112,6 +116,13 @@ def test_a_sentence_of_one_word_says_nothing_about_its_sense(tiny_elmo):
     np.testing.assert_array_equal(vectors[0], np.zeros((1, model.dim)))
     assert np.abs(vectors[1]).max() > 0.1
     assert model.similarity("money", "money", word="money") == 0
+
+
+def test_the_sense_of_a_word_does_not_depend_on_the_word_itself(tiny_elmo):
+    model = ELMo.from_pretrained(tiny_elmo)
+    first, second = model.embed([["the", word, "of", "the", "river"] for word in ("bank", "heron")], layers="sense")
+    np.testing.assert_allclose(first[1], second[1], atol=1e-6)
+    assert np.abs(first[2] - second[2]).max() > 1e-2
 
 
 def test_half_precision_gives_the_views_of_its_own_layers_in_its_own_type(tiny_elmo):

@@ -6,16 +6,21 @@ phrases.
 A biLM layer at a word is trained to predict the words beside it. Two views look at the word from outside:
 
     slot      [forward layer L at k - 1 ; backward layer L at k + 1]: what the context expects at word k.
-    sense     unit(slot - slot without context) + 0.7 unit(surroundings)
+    sense     level(unit(slot - slot without context) + 0.6 unit(surroundings))
 
-where the slot without context is [forward layer L at <S> ; backward layer L at </S>], and `surroundings` is the sum of
-the other words' vectors, averaged over the layers, weighted by how rare a word is (`WordWeights`) and how near. Words k
-to m of a phrase have the slot from k - 1 and m + 1, and the surroundings outside of them. A sentence of one word says
+where the slot without context is [forward layer L at <S> ; backward layer L at </S>]. The surroundings are two sums of
+the other words' vectors, weighted by how rare a word is (`WordWeights`) and how near, each scaled to length one:
+
+    [layer 0 of all other words ; forward layer L of the words before + backward layer L of the words after].
+
+`level` is tanh(sqrt(2P) x) / sqrt(2P), so that no few dimensions decide a cosine. No part has read word k. Words k to m
+of a phrase have the slot from k - 1 and m + 1, and the surroundings outside of them. A sentence of one word says
 nothing about its sense, which is zeros.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -31,8 +36,8 @@ from elmokit.network import to_device
 
 Layers = Literal["average", "top", "all", "slot", "sense"] | int
 
-SURROUNDINGS: Final = 0.7  # their weight in a sense; the slot's is 1
-HALF_DISTANCE: Final = 4  # of surroundings: a word so far away counts half
+SURROUNDINGS: Final = 0.6  # their weight in a sense; the slot's is 1
+HALF_DISTANCE: Final = 2  # of surroundings: a word so far away counts half
 REACH: Final = 64  # words further away do not count, so that the work grows with the length, not with its square
 SPANS_AT_ONCE: Final = 128  # rows of a table of weights
 
@@ -150,9 +155,10 @@ class _Sense(View):
     needs_weights = True
 
     def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
-        slot, surroundings = _Slot().spans(reading, start, end), _surroundings(reading, start, end)
-        said = slot - _slot_without_context(reading)
-        return normalize(said, dim=-1) + SURROUNDINGS * normalize(surroundings, dim=-1)
+        said = _Slot().spans(reading, start, end) - _slot_without_context(reading)
+        sense = normalize(said, dim=-1) + SURROUNDINGS * _surroundings(reading, start, end)
+        scale = math.sqrt(sense.shape[-1])  # of a vector of length one the values are about 1 / scale
+        return torch.tanh(sense * scale) / scale
 
 
 def _slot_without_context(reading: Reading) -> Tensor:
@@ -165,15 +171,16 @@ def _slot_without_context(reading: Reading) -> Tensor:
 
 
 def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
-    """(B, S, 2P): the weighted sum of the words outside of each phrase; zeros if there are none."""
+    """(B, S, 2P), of length one: sums of the words outside of each phrase; zeros if there are none."""
     assert reading.weights is not None
-    halves = reading.layers[:, :, 1:-1].chunk(2, dim=-1)  # (L+1, B, T, P) each
+    inside = reading.layers[:, :, 1:-1]  # (L+1, B, T, 2P)
     weights = reading.weights.unsqueeze(-1)
     sums: list[Tensor] = [start.new_empty(0), start.new_empty(0)]
 
     def run(half: int) -> None:
-        vectors = _wide(halves[half].mean(dim=0))  # (B, T, P)
-        sums[half] = _sum_around(vectors * weights.to(vectors.dtype), start, end)
+        vectors = _wide(inside[0 if half == 0 else -1])  # the halves of layer 0 are equal
+        before, after = (vectors * weights.to(vectors.dtype)).chunk(2, dim=-1)
+        sums[half] = normalize(_sum_around(before, after, start, end), dim=-1)
 
     if reading.layers.is_cpu and not reading.layers.requires_grad:
         # as the LSTM layers: OpenMP threads of the caller would keep spinning on the cores of the next sentence's
@@ -181,23 +188,33 @@ def _surroundings(reading: Reading, start: Tensor, end: Tensor) -> Tensor:
     else:
         run(0)
         run(1)
-    return torch.cat(sums, dim=-1)
+    return torch.cat(sums, dim=-1) * math.sqrt(0.5)
 
 
-def _sum_around(vectors: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    """(B, T, P) -> (B, S, P): the sum of the vectors outside of each phrase, by their nearness."""
-    num_tokens = vectors.shape[1]
+def _sum_around(before: Tensor, after: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """The sum of the vectors outside of each phrase, by their nearness.
+
+    Args:
+        before: (B, T, P): what a word counts in the phrases that follow it.
+        after: (B, T, P): what it counts in the phrases before it.
+        start: As for `View.spans`.
+        end: As for `View.spans`.
+
+    Returns:
+        (B, S, P).
+    """
+    num_tokens = before.shape[1]
     blocks = []
     for begin in range(0, len(start), SPANS_AT_ONCE):
         first, behind = start[begin : begin + SPANS_AT_ONCE], end[begin : begin + SPANS_AT_ONCE]
         low, high = max(0, int(first.min()) - REACH), min(num_tokens, int(behind.max()) + REACH)
         place = torch.arange(low, high)
-        # 1 for the words beside the phrase; 0 or less inside of it
-        distance = torch.maximum(first.unsqueeze(-1) - place, place - behind.unsqueeze(-1) + 1)  # (S, W)
+        # 1 for the words beside the phrase; 0 or less on its other side
+        distance = torch.cat([first.unsqueeze(-1) - place, place - behind.unsqueeze(-1) + 1], dim=-1)  # (S, 2W)
         counts = (distance > 0) & (distance <= REACH)
-        nearness = torch.where(counts, 1 / (1 + distance.clamp(min=0).to(vectors.dtype) / HALF_DISTANCE), 0.0)
-        blocks.append(to_device(nearness, vectors.device) @ vectors[:, low:high])
-    return torch.cat(blocks, dim=1) if blocks else vectors[:, :0]
+        nearness = torch.where(counts, 1 / (1 + distance.clamp(min=0).to(before.dtype) / HALF_DISTANCE), 0.0)
+        blocks.append(to_device(nearness, before.device) @ torch.cat([before[:, low:high], after[:, low:high]], dim=1))
+    return torch.cat(blocks, dim=1) if blocks else before[:, :0]
 
 
 def _wide(vectors: Tensor) -> Tensor:

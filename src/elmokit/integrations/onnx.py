@@ -14,6 +14,7 @@ number of steps with boundary tokens). Nothing is traced, so the file does not d
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def export_onnx(
         outputs = {"layers": (model.num_layers, *outputs["vectors"]), "mask": axes}
     graph = Graph(weights)
     computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
-    vectors = _vectors(graph, chosen, computed, mask, fractions)
+    vectors = _vectors(graph, chosen, computed, mask, fractions, model.dim)
     # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
     graph("Where", graph("Unsqueeze", mask, ints(2)), vectors, number(0), output=next(iter(outputs)))
     graph("Identity", mask, output="mask")
@@ -166,7 +167,9 @@ def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[D
     return layers, mask
 
 
-def _vectors(graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: str, parts: Mapping[int, float]) -> str:
+def _vectors(
+    graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: str, parts: Mapping[int, float], dim: int
+) -> str:
     """(B, T, 2P), or (L+1, B, T, 2P) of all layers."""
     if chosen == "all":
         joined = [graph("Concat", *layer, axis=2) for layer in layers]  # (S, B, 2P) each
@@ -176,8 +179,8 @@ def _vectors(graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: s
         time_first = _slot(graph, layers[-1])
     elif chosen == "sense":
         said = graph("Sub", _slot(graph, layers[-1]), _slot_without_context(graph, layers[-1], mask))
-        surroundings = _unit(graph, _surroundings(graph, layers, mask))
-        time_first = graph("Add", _unit(graph, said), graph("Mul", surroundings, number(SURROUNDINGS)))
+        surroundings = graph("Mul", _surroundings(graph, layers, mask), number(SURROUNDINGS * math.sqrt(0.5)))
+        time_first = _level(graph, graph("Add", _unit(graph, said), surroundings), dim)
     else:
         time_first = _weighted_sum(graph, layers, parts)
     return graph("Transpose", time_first, perm=[1, 0, 2])
@@ -209,27 +212,39 @@ def _slot_without_context(graph: Graph, top: Directions, mask: str) -> str:
 
 
 def _surroundings(graph: Graph, layers: Sequence[Directions], mask: str) -> str:
-    """(T, B, 2P): the sum of the other words, by `weights` and by nearness; see `elmokit.inference.views`."""
-    average = _weighted_sum(graph, layers, dict.fromkeys(range(len(layers)), 1 / len(layers)))
-    weights = graph("Transpose", graph("Where", mask, "weights", number(0)))  # (T, B)
-    weighted = graph("Mul", average, graph("Unsqueeze", weights, ints(2)))
-    shape = graph("Shape", weighted)
+    """(T, B, 2P): sums of the other words, by `weights` and by nearness; see `elmokit.inference.views`."""
+    weights = graph("Unsqueeze", graph("Transpose", graph("Where", mask, "weights", number(0))), ints(2))  # (T, B, 1)
+    inside = (graph("Slice", part, ints(1), ints(-1), ints(0)) for part in (layers[0][0], *layers[-1]))
+    words, forward, backward = (graph("Mul", part, weights) for part in inside)  # (T, B, P) each
+    shape = graph("Shape", words)
     num_tokens, rest = graph.several("Split", shape, ints(1, 2), outputs=["num_tokens", "rest"], axis=0)
     stop = graph("Cast", graph("Squeeze", num_tokens), to=TensorProto.FLOAT)
     place = graph("Range", number(0), stop, number(1))  # (T,)
-    distance = graph("Abs", graph("Sub", graph("Unsqueeze", place, ints(1)), place))  # (T, T)
-    counts = graph("And", graph("Greater", distance, number(0)), graph("LessOrEqual", distance, number(REACH)))
-    nearness = graph("Reciprocal", graph("Add", graph("Mul", distance, number(1 / HALF_DISTANCE)), number(1)))
-    nearness = graph("Where", counts, nearness, number(0))
-    # one product of matrices (T, T) and (T, B 2P): a product of batches refuses a batch of no sentences
+    ahead = graph("Sub", graph("Unsqueeze", place, ints(1)), place)  # (T, T): how far a word is before another one
+    # one product of matrices (T, T) and (T, B P): a product of batches refuses a batch of no sentences
     wide = graph("Concat", num_tokens, graph("ReduceProd", rest, ints(0), keepdims=1), axis=0)
-    total = graph("MatMul", nearness, graph("Reshape", weighted, wide, allowzero=1))
-    return graph("Reshape", total, shape, allowzero=1)
+
+    def total(distance: str, vectors: str) -> str:
+        counts = graph("And", graph("Greater", distance, number(0)), graph("LessOrEqual", distance, number(REACH)))
+        nearness = graph("Reciprocal", graph("Add", graph("Mul", distance, number(1 / HALF_DISTANCE)), number(1)))
+        nearness = graph("Where", counts, nearness, number(0))
+        product = graph("MatMul", nearness, graph("Reshape", vectors, wide, allowzero=1))
+        return graph("Reshape", product, shape, allowzero=1)
+
+    contexts = graph("Add", total(ahead, forward), total(graph("Neg", ahead), backward))
+    halves = (total(graph("Abs", ahead), words), contexts)
+    return graph("Concat", *(_unit(graph, half) for half in halves), axis=2)
 
 
 def _unit(graph: Graph, vectors: str) -> str:
     """Vectors of length one; zeros stay zeros."""
     return graph("Div", vectors, graph("Max", graph("ReduceL2", vectors, ints(-1), keepdims=1), number(1e-12)))
+
+
+def _level(graph: Graph, vectors: str, dim: int) -> str:
+    """Large values made smaller: tanh(sqrt(dim) x) / sqrt(dim)."""
+    scale = math.sqrt(dim)
+    return graph("Mul", graph("Tanh", graph("Mul", vectors, number(scale))), number(1 / scale))
 
 
 def _tokens(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[str, str, str]:
