@@ -16,6 +16,7 @@ from elmokit import BiLM, BiLMConfig, ELMo, files
 from elmokit.cli.index import index as index_verb
 from elmokit.cli.index import neighbours as neighbours_verb
 from elmokit.index import Added, Neighbour, WordIndex, batches, store
+from elmokit.inference.views import SENSE_VERSION
 from elmokit.spans import embed_spans
 from elmokit.text import Tokenizer, WordWeights, tokenize
 
@@ -60,9 +61,10 @@ def with_graph(monkeypatch):
 def as_version_0_1(folder):
     """Make of an index what version 0.1 wrote: no hashes of words, and nothing about word weights."""
     (folder / "words.bin").unlink(missing_ok=True)
-    for name, key in (("contents.json", "hashed_rows"), ("index.json", "word_weights")):
+    for name, keys in (("contents.json", ["hashed_rows"]), ("index.json", ["word_weights", "sense_version"])):
         record = json.loads((folder / name).read_text())
-        del record[key]
+        for key in keys:
+            del record[key]
         (folder / name).write_text(json.dumps(record))
 
 
@@ -765,6 +767,18 @@ def test_other_word_weights_are_refused_where_the_vectors_depend_on_them(tmp_pat
     store.add(own, random_sentences(5))
     own.word_weights = WordWeights({"the": 3, "bank": 1})
     assert store.neighbours(own, "the [bank]")
+
+
+def test_an_index_of_an_earlier_version_of_the_view_is_refused(tmp_path):
+    model = random_model()
+    for layer in ("sense", "slot"):
+        WordIndex.create(tmp_path / layer, model, layer=layer).add(model, random_sentences(5))
+        record = json.loads((tmp_path / layer / "index.json").read_text())
+        assert record.pop("sense_version") == (SENSE_VERSION if layer == "sense" else None)
+        (tmp_path / layer / "index.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r'an earlier version of the view "sense".*build a new index'):
+        WordIndex.open(tmp_path / "sense").neighbours(model, "the [bank]")
+    assert WordIndex.open(tmp_path / "slot").neighbours(model, "the [bank]")
 
 
 def test_a_model_that_carries_its_state_is_refused(tmp_path):

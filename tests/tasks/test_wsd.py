@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from elmokit import ELMo
 from elmokit.cli.tasks import task as task_group
 from elmokit.datasets import read_wsd
+from elmokit.inference.views import SENSE_VERSION
 from elmokit.spans import embed_spans
 from elmokit.tasks import TASKS, TaskConfig, learning, load_task, train
 from elmokit.tasks.compare import compare
@@ -159,6 +160,16 @@ def test_the_folder_answers_without_the_files_of_the_training(config, tmp_path):
     again.save(tmp_path / "copy")
     assert load_task(tmp_path / "copy").predict(texts) == before
     assert train(config).dev == json.loads((Path(config.out) / "result.json").read_text())["dev"]  # finished
+
+
+def test_a_folder_of_an_earlier_version_of_the_view_is_refused(config):
+    train(config)
+    path = Path(config.out) / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert values["fitted"].pop("view_version") == SENSE_VERSION
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(ValueError, match=r'trained with version 1 of the view "sense".*train the task again'):
+        load_task(config.out)
 
 
 def test_words_of_a_text_are_found_with_their_lemmas_and_senses(config):

@@ -71,6 +71,8 @@ class IndexSettings:
     format: str = FORMAT
     word_weights: str | None = None
     """See `WordWeights.digest`; None if the layer does not depend on them."""
+    sense_version: int | None = None
+    """Version of the view "sense" that the vectors have; None if they are of another layer."""
 
     def __post_init__(self) -> None:
         check_types(self)

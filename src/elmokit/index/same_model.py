@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elmokit.index.files import IndexSettings
+from elmokit.inference.views import SENSE_VERSION
 from elmokit.kernels import samples_of
 from elmokit.model import ELMo
 
@@ -38,7 +39,8 @@ class ModelCheck:
         """Check a model.
 
         Raises:
-            ValueError: If it has other weights, or other word weights where the index depends on them.
+            ValueError: If it has other weights, or other word weights where the index depends on them, or if "sense"
+                was defined in another way when the index was made.
         """
         # objects and not their digests: both cannot be changed, only replaced
         key = (*_key_of(list(model.bilm.parameters())), model.tokenizer, self._word_weights(model))
@@ -52,6 +54,11 @@ class ModelCheck:
                 f"{self.folder}: this index was made with another model{name}: its weights have the digest "
                 f"{self.settings.digest[:12]}, those of this model have {digest[:12]}; load that model, with the same "
                 "dtype and quantize, or build a new index"
+            )
+        if self.settings.layer == "sense" and self.settings.sense_version != SENSE_VERSION:
+            raise ValueError(
+                f'{self.folder}: this index was made with an earlier version of the view "sense", which had other '
+                "vectors: build a new index"
             )
         if (
             self.settings.word_weights is not None

@@ -48,7 +48,7 @@ from elmokit.index.words import Neighbour, Occurrences, Rows, hash_words, spread
 from elmokit.inference.runner import Sentence
 from elmokit.inference.senses import Occurrence, WordSenses
 from elmokit.inference.vectors import check_vectors, unit
-from elmokit.inference.views import check_layers, view_of
+from elmokit.inference.views import SENSE_VERSION, check_layers, needs_weights, view_of
 from elmokit.model import ELMo
 from elmokit.text import check_sentences, check_tokens, join_tokens, marked_phrase
 
@@ -118,7 +118,6 @@ class WordIndex:
         folder = Path(check_path("folder", folder))
         _check_kind(model)
         checked = check_layers(layer, model.num_layers, single=True, caller="WordIndex.create")
-        needs_weights = view_of(checked, model.num_layers).needs_weights
         skip_punctuation = check_flag("skip_punctuation", skip_punctuation)
         skipped = check_tokens(skip_words, "skip_words", "a list of words")
         if model_name is not None:
@@ -132,7 +131,8 @@ class WordIndex:
             layer=checked,
             skip_punctuation=skip_punctuation,
             skip_words=tuple(sorted({word.casefold() for word in skipped})),
-            word_weights=model.word_weights.digest() if needs_weights else None,
+            word_weights=model.word_weights.digest() if needs_weights(checked) else None,
+            sense_version=SENSE_VERSION if checked == "sense" else None,
         )
         folder.mkdir(parents=True, exist_ok=True)
         with claimed_folder(folder):

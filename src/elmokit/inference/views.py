@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -36,6 +37,7 @@ from elmokit.network import to_device
 
 Layers = Literal["average", "top", "all", "slot", "sense"] | int
 
+SENSE_VERSION: Final = 2  # of the definition of "sense": vectors of another version cannot be compared
 SURROUNDINGS: Final = 0.6  # their weight in a sense; the slot's is 1
 HALF_DISTANCE: Final = 2  # of surroundings: a word so far away counts half
 REACH: Final = 64  # words further away do not count, so that the work grows with the length, not with its square
@@ -68,6 +70,7 @@ class View(ABC):
     """A choice of `layers=`."""
 
     needs_weights = False
+    """Whether it reads the weights of words."""
 
     def tokens(self, reading: Reading) -> Tensor:
         """Vectors of all tokens: (B, T, 2P), or (L+1, B, T, 2P) of "all"; what follows a sentence is undefined."""
@@ -159,6 +162,9 @@ class _Sense(View):
         sense = normalize(said, dim=-1) + SURROUNDINGS * _surroundings(reading, start, end)
         scale = math.sqrt(sense.shape[-1])  # of a vector of length one the values are about 1 / scale
         return torch.tanh(sense * scale) / scale
+
+
+_FROM_OUTSIDE: Final[Mapping[str, type[View]]] = {"slot": _Slot, "sense": _Sense}
 
 
 def _slot_without_context(reading: Reading) -> Tensor:
@@ -257,6 +263,11 @@ def check_layers(layers: object, num_layers: int, *, single: bool = False, calle
     raise ValueError(f"{where}layers must be {quoted} or a number from 0 to {num_layers - 1}, not {shown}{hint}")
 
 
+def needs_weights(layers: object) -> bool:
+    """Whether the view that `layers` names reads the weights of words. What names no view does not."""
+    return isinstance(layers, str) and layers in _FROM_OUTSIDE and _FROM_OUTSIDE[layers].needs_weights
+
+
 def default_layers(word: str | None) -> Layers:
     """What is compared by default: uses of a word by their sense, sentences by the average."""
     return "average" if word is None else "sense"
@@ -272,10 +283,8 @@ def view_of(layers: object, num_layers: int, *, single: bool = False, caller: st
         caller: Name of the caller, for messages.
     """
     match check_layers(layers, num_layers, single=single, caller=caller):
-        case "slot":
-            return _OfWords(_Slot())
-        case "sense":
-            return _OfWords(_Sense())
+        case "slot" | "sense" as name:
+            return _OfWords(_FROM_OUTSIDE[name]())
         case "top":
             return _OfWords(_Chosen(num_layers - 1))
         case chosen:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from elmokit.extras import require
+from elmokit.inference.views import needs_weights
 from elmokit.integrations.bundles import drop_language_model, in_folder, to_files
 from elmokit.model import ELMo
 from elmokit.network import ScalarMix
@@ -67,7 +68,7 @@ class ELMoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
             elmo = ELMo.from_files(options_file, weight_file, num_mixes=0)
         else:
             elmo = ELMo.from_pretrained(FLAIR_NAMES.get(str(model), model), num_mixes=0)
-        drop_language_model(elmo, keep_vocabulary=embedding_mode == "sense")
+        drop_language_model(elmo, keep_vocabulary=needs_weights(embedding_mode))
         # not as a submodule: frozen weights need no optimizer, and `to_params` saves them
         self.__dict__["elmo"] = elmo
         self.mix = ScalarMix(elmo.num_layers) if embedding_mode == "mix" else None

@@ -28,7 +28,7 @@ from elmokit.arguments import check_path
 from elmokit.config import BiLMConfig
 from elmokit.extras import require
 from elmokit.files import replacing
-from elmokit.inference.views import HALF_DISTANCE, REACH, SURROUNDINGS, check_layers
+from elmokit.inference.views import HALF_DISTANCE, REACH, SURROUNDINGS, check_layers, needs_weights
 from elmokit.settings import to_mapping
 from elmokit.storage.folder import Storage, stored
 
@@ -92,7 +92,7 @@ def export_onnx(
         metadata["vocabulary"] = "\n".join(model.vocabulary.words)
     if model.lexicon is not None:
         metadata["lexicon"] = json.dumps({"characters": model.lexicon.characters, "words": model.lexicon.words})
-    if chosen == "sense":
+    if needs_weights(chosen):
         metadata["word_weights"] = _word_weights(model)
     num_bytes = sum(t.nbytes for t in weights.values()) + sum(len(text.encode()) for text in metadata.values())
     if num_bytes > LARGEST_FILE:
@@ -101,7 +101,7 @@ def export_onnx(
 
     axes: Shape = ("batch", "tokens")
     inputs = {"ids": axes if config.id_columns is None else (*axes, config.id_columns)}
-    if chosen == "sense":
+    if needs_weights(chosen):
         inputs["weights"] = axes
     outputs = {"vectors": (*axes, model.dim), "mask": axes}
     if chosen == "all":

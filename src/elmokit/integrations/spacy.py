@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from elmokit.extras import require
-from elmokit.inference.views import Layers, check_layers
+from elmokit.inference.views import Layers, check_layers, needs_weights
 from elmokit.integrations.bundles import drop_language_model, in_folder, to_files
 from elmokit.model import ELMo
 
@@ -116,7 +116,7 @@ class ContextVectors(Pipe):
 
     @property
     def _needs_weights(self) -> bool:
-        return self.layers == "sense"
+        return needs_weights(self.layers)
 
     def _check(self, elmo: ELMo) -> ELMo:
         check_layers(self.layers, elmo.num_layers, single=True)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from elmokit.datasets import SenseInstance, SenseSentence, Word, read_sense_index, read_wsd, word_of_sense
-from elmokit.inference.views import view_of
+from elmokit.inference.views import SENSE_VERSION, view_of
 from elmokit.network import to_device
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Inputs
@@ -251,6 +251,7 @@ class Senses:
             if num_senses + 1 < FUNCTION_WORD_SHARE * (num_senses + count + 1) and any(map(str.isalnum, form)):
                 function_words.append(form)
         return {
+            "view_version": SENSE_VERSION,
             "senses": _to_json(senses),
             "forms": {form: _to_json(words) for form, words in sorted(forms.items())},
             "function_words": sorted(function_words),
@@ -271,6 +272,12 @@ class Senses:
     def build(self, config: TaskConfig, fitted: dict[str, Any], inputs: Inputs) -> NearestSense:
         """The network. It reads the biLM only: it has no other inputs, and no mixes."""
         assert inputs.elmo is not None
+        version = fitted.get("view_version", 1)
+        if version != SENSE_VERSION:
+            raise ValueError(
+                f'the task was trained with version {version} of the view "sense", and this is version '
+                f"{SENSE_VERSION}, which has other vectors: train the task again"
+            )
         inputs.elmo.mixes = nn.ModuleList()
         only_bilm = Inputs(words=(), word_dim=0, static=None, char_dim=0, elmo=inputs.frozen, dropout=0.0)
         senses = _from_json(fitted["senses"])

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from elmokit.files import replacing, write_json
 from elmokit.inference.vectors import Floats
+from elmokit.inference.views import needs_weights
 from elmokit.model import ELMo
 from elmokit.vector_files.file import VectorFile
 
@@ -76,7 +77,7 @@ class Parts:
             "tokenized": file.tokenized,
             "model": model.digest(),
         }
-        if file.layers == "sense":
+        if needs_weights(file.layers):
             job["word_weights"] = model.word_weights.digest()
         self.folder.mkdir(exist_ok=True)
         for left_by_a_killed_run in self.folder.glob(".*.tmp"):

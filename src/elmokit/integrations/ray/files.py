@@ -28,6 +28,7 @@ import ray.data
 
 from elmokit.corpus.sources import Paths, find_files
 from elmokit.files import sha256_of, sync_folder, write_json
+from elmokit.inference.views import needs_weights
 from elmokit.integrations.ray.blocks import BYTES_PER_TOKEN, Block, cut_files
 from elmokit.integrations.ray.workers import BlockWriter, PartSize, Workers, WorkerTask, check_model, count_part
 from elmokit.model import ELMo
@@ -151,7 +152,7 @@ def _check_target(path: Path, overwrite: bool) -> None:
 
 def _job(files: list[Path], file: VectorFile, model: ELMo, block_bytes: int) -> dict[str, Any]:
     """All that the files of the blocks depend on."""
-    weights = {"word_weights": model.word_weights.digest()} if file.layers == "sense" else {}
+    weights = {"word_weights": model.word_weights.digest()} if needs_weights(file.layers) else {}
     return {
         "model": model.digest(),
         **weights,
