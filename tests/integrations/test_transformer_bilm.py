@@ -1,4 +1,4 @@
-"""Every door takes a transformer biLM: its vectors in a host library, over HTTP and in an index are those of `embed`."""
+"""Every door takes a transformer biLM: vectors in a host library, over HTTP and in an index are those of `embed`."""
 
 import numpy as np
 import pytest

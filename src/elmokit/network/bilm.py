@@ -259,8 +259,8 @@ class BiLM(nn.Module):
             after = AttentionState(keys, values, after.num_past)
         if not keep_boundaries:
             mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
-        # (L+1, D, T, B, P) -> (L+1, T, B, 2P)
-        stacked = torch.stack([torch.cat([outputs[0], outputs[1]], dim=-1) for outputs in layers])
+        # (D, T, B, P) each -> (L+1, T, B, 2P)
+        stacked = torch.stack([outputs.permute(1, 2, 0, 3) for outputs in layers]).flatten(-2)
         if not keep_boundaries and len(mask):
             # without boundaries a sentence is two tokens shorter: its </S> becomes padding
             rows = torch.arange(num_rows, device=lengths.device)
