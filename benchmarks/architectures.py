@@ -192,7 +192,7 @@ def speed_table(result: dict[str, Any]) -> str:
     for kind, rates in kinds.items():
         rows.append([kind, *(f"{rates[name]:,.0f}" for name in names), f"{rates[names[-1]] / rates[names[0]]:.2f}"])
     machine = result["machine"]
-    title = f"Inference on {machine.get('gpu') or machine.get('cpu') or machine}, tokens/s"
+    title = f"Inference on {machine['chip']} ({machine['threads']} threads, {machine['dtype']}), tokens/s"
     return f"{title}:\n\n{markdown(['', *names, 'ratio'], rows)}"
 
 
