@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import cpu, eager
-from elmokit.kernels.cpu import int8, packed
+from elmokit.kernels.cpu import int8, one_row, packed
+from elmokit.kernels.cpu import steps as forward_pass
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 CLIPS = [(None, None), (0.5, 0.4), (0.5, None), (None, 0.4)]
@@ -332,6 +334,35 @@ def test_an_int8_sentence_is_the_same_alone_and_in_any_batch():
             cell_clip=3.0, proj_clip=3.0,
         )  # fmt: skip
         torch.testing.assert_close(alone, together[:, :, one], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("clip", [3.0, 0.1, None])
+def test_one_sentence_runs_in_torchscript_and_without_it_gives_the_same(monkeypatch, threads, is_int8, clip):
+    inputs, _, float_weights, state = a_layer(steps=7, rows=1, width=16, cells=24)
+    weights = cpu.quantize(float_weights) if is_int8 else float_weights
+    lengths = torch.full((2, 1), 7)
+    with torch.no_grad():
+        scripted = cpu.lstm(inputs, lengths, weights, state, cell_clip=clip, proj_clip=clip)
+        monkeypatch.setattr(forward_pass, "in_torchscript", lambda function: function)
+        plain = cpu.lstm(inputs, lengths, weights, state, cell_clip=clip, proj_clip=clip)
+    torch.testing.assert_close(scripted, plain, atol=0, rtol=0)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch.jit does not support this Python")
+def test_torchscript_compiles_the_steps_once_and_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = [one_row.in_torchscript(function) for function in (one_row.float_steps, one_row.int8_steps)]
+    assert all(isinstance(function, torch.jit.ScriptFunction) for function in compiled)
+    assert one_row.in_torchscript(one_row.float_steps) is compiled[0]
+
+
+def test_a_function_that_torchscript_does_not_compile_runs_as_python():
+    def not_in_torchscript(*values: int, **names: int) -> object:
+        return {**names, "values": values}
+
+    assert one_row.in_torchscript(not_in_torchscript)(1, b=2) == {"b": 2, "values": (1,)}
 
 
 def test_zeros_quantize_to_zeros():

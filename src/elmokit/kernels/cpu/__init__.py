@@ -5,6 +5,7 @@ Output: the results of `eager` within 1e-5, and the same gradients.
 
 rows.py      active rows of each step
 steps.py     forward pass
+one_row.py   forward pass of one sentence
 backward.py  forward pass with saved activations, backward pass
 packed.py    float32 weights in oneDNN's layout
 int8.py      int8 weights
@@ -16,6 +17,7 @@ What makes it fast, the largest gain first:
 - Rows are sorted by length: the active rows of a step are a prefix, and only they are computed.
 - tanh is computed as a sigmoid, which is six times faster in PyTorch.
 - The two directions run in two threads with half of the cores each, and never wait for each other.
+- The steps of one sentence run in TorchScript: the directions do not wait for each other's Python.
 - In training, all weight gradients are large products after the loop.
 """
 

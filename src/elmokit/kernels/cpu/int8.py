@@ -13,7 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from elmokit.kernels.cpu.one_row import int8_product
 from elmokit.kernels.interface import LSTMWeights
+
+STEPS = 127  # rounded values are integers from -127 to 127
 
 
 class Int8Matrix(NamedTuple):
@@ -23,21 +26,15 @@ class Int8Matrix(NamedTuple):
     """
 
     by_rows: Tensor  # (K, N) int8: the fastest layout for many rows; float32 where int8 products are not exact
-    by_columns: Tensor  # (N, K), the same values: the fastest layout for one row
+    by_columns: Tensor  # (K, N), the same values, column after column: the fastest layout for one row
     scales: Tensor  # (N,)
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """See `steps.Matrix`."""
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=1e-30).div_(127.0)  # (n, 1)
-        rounded = (rows / scale).round_()
-        values = self.by_columns.t() if len(rows) == 1 else self.by_rows
-        if values.dtype == torch.int8:
-            result = torch._int_mm(rounded.to(torch.int8), values).to(torch.float32)
-        else:
-            result = rounded @ values
-        result.mul_(scale).mul_(self.scales)
-        addend = plus if bias is None else bias
-        return result if addend is None else result.add_(addend)
+        sums = int8_product(rows, self.by_columns if rows.size(0) == 1 else self.by_rows)  # (n, N)
+        if plus is not None:
+            return plus.addcmul_(sums, self.scales)
+        return sums.mul_(self.scales) if bias is None else torch.addcmul(bias, sums, self.scales)
 
 
 class Int8Weights(NamedTuple):
@@ -76,12 +73,12 @@ def quantize_matrix(weight: Tensor) -> Int8Matrix:
             "quantize='int8' cannot run here: this CPU announces AMX and crashes when it is used; leave quantize unset"
         )
     weight = weight.detach().float()
-    scales = weight.abs().amax(dim=0).clamp(min=1e-30) / 127.0
+    scales = weight.abs().amax(dim=0).clamp(min=1e-30) / STEPS
     by_rows = (weight / scales).round()
     if not int8_is_exact():
-        return Int8Matrix(by_rows, by_rows.t(), scales)  # the same integers, multiplied in float32
+        return Int8Matrix(by_rows, by_rows, scales)  # the same integers, multiplied in float32
     by_rows = by_rows.to(torch.int8).contiguous()
-    return Int8Matrix(by_rows, by_rows.t().contiguous(), scales)
+    return Int8Matrix(by_rows, by_rows.t().contiguous().t(), scales)
 
 
 @functools.cache

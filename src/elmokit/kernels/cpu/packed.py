@@ -31,12 +31,12 @@ class PackedMatrix(NamedTuple):
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """See `steps.Matrix`."""
+        n = rows.size(0)
         # one row is a matrix-vector product: its time is that of reading the weights, fastest in the plain layout
-        if self.blocked is None or len(rows) == 1:
+        if self.blocked is None or n == 1:
             if plus is not None:
                 return plus.addmm_(rows, self.plain)
-            return rows @ self.plain if bias is None else torch.addmm(bias, rows, self.plain)
-        n = len(rows)
+            return torch.mm(rows, self.plain) if bias is None else torch.addmm(bias, rows, self.plain)
         padding = _padded_rows(n) - n
         padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.blocked, bias, "none", [], "")[:n]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from elmokit.kernels.cpu.int8 import Int8Weights
-from elmokit.kernels.cpu.packed import packed_direction
+from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights
+from elmokit.kernels.cpu.one_row import cell_output, float_steps, in_torchscript, int8_steps
+from elmokit.kernels.cpu.packed import PackedMatrix, packed_direction
 from elmokit.kernels.cpu.rows import blocks
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
@@ -28,7 +28,16 @@ class Matrix(Protocol):
     """A weight (K, N) in the form that multiplies fastest."""
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-        """rows (n, K) @ weight + `bias` (N,) or `plus` (n, N) -> (n, N); `plus` may be overwritten."""
+        """Multiply rows by the weight.
+
+        Args:
+            rows: (n, K).
+            bias: (N,), added to the result.
+            plus: (n, N), to which the product is added in place.
+
+        Returns:
+            (n, N), a new tensor or `plus`.
+        """
 
 
 class Layer(NamedTuple):
@@ -68,24 +77,33 @@ def run_steps(
     Writes `results` (R, P) and `state`, whose rows are sorted by length.
     """
     hidden, cell = state
-    scratch = torch.empty_like(cell)
-    h, c, cell_output = hidden, cell, scratch
+    h, c = hidden, cell
     for begin, end, steps in blocks(counts, reverse=d == 1):
         from_inputs = layer.input.product(rows[begin:end], bias=layer.bias)  # (r, 4C)
-        for start, n in steps:
-            if n != len(h):
-                h, c, cell_output = hidden[:n], cell[:n], scratch[:n]
-            gates = layer.recurrent.product(h, plus=from_inputs[start - begin : start - begin + n])  # (n, 4C)
-            i, j, f, o = gates.chunk(4, dim=1)  # (n, C) each
-            j.mul_(2.0)
-            gates.sigmoid_()
-            # j holds sigmoid(2 j), and tanh(j) = 2 sigmoid(2 j) - 1
-            c.mul_(f).addcmul_(i, j, value=2.0).sub_(i)
-            if clips.cell is not None:
-                c.clamp_(-clips.cell, clips.cell)
-            torch.mul(c, 2.0, out=cell_output).sigmoid_()
-            torch.addcmul(o.neg_(), o, cell_output, value=-2.0, out=cell_output)  # o tanh(c), by the same identity
-            h.copy_(layer.projection.product(cell_output))
+        # the views of all steps are made at once
+        sizes = [n for _, n in (steps if d == 0 else steps[::-1])]
+        step_gates, step_results = (
+            list(part.split_with_sizes(sizes))[:: -1 if d == 1 else 1] for part in (from_inputs, results[begin:end])
+        )
+        if len(hidden) == 1:
+            run_one_row(step_gates, step_results, layer, state, clips)
+            continue
+        for gates, result in zip(step_gates, step_results, strict=True):
+            n = gates.size(0)
+            if n != h.size(0):
+                h, c = hidden[:n], cell[:n]
+            layer.recurrent.product(h, plus=gates)
+            h.copy_(layer.projection.product(cell_output(gates, c, clips.cell)))
             if clips.proj is not None:
                 h.clamp_(-clips.proj, clips.proj)
-            results[start : start + n] = h
+            result.copy_(h)
+
+
+def run_one_row(steps: list[Tensor], results: list[Tensor], layer: Layer, state: LSTMState, clips: Clips) -> None:
+    """Run steps of one row: see `one_row`."""
+    recurrent, projection = layer.recurrent, layer.projection
+    if isinstance(recurrent, PackedMatrix) and isinstance(projection, PackedMatrix):
+        in_torchscript(float_steps)(steps, results, *state, recurrent.plain, projection.plain, *clips)
+    elif isinstance(recurrent, Int8Matrix) and isinstance(projection, Int8Matrix):
+        matrices = (recurrent.by_columns, recurrent.scales, projection.by_columns, projection.scales)
+        in_torchscript(int8_steps)(steps, results, *state, *matrices, *clips)
