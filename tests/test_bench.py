@@ -38,6 +38,23 @@ def test_training_measures_the_layers_alone():
     assert {(one.part, one.mode) for one in report.measurements} == {("stack", "training")}
 
 
+def test_weights_are_flattened_in_bfloat16_too_and_compute_the_same(monkeypatch):
+    lstm, x = torch.nn.LSTM(4, 6, num_layers=2, proj_size=4), torch.randn(3, 2, 4)
+    before, dtypes = lstm(x)[0], set(torch.backends.cudnn.CUDNN_TENSOR_DTYPES)
+    flattened_with = []
+    original = torch.nn.LSTM.flatten_parameters
+
+    def flatten_parameters(self):
+        flattened_with.append(set(torch.backends.cudnn.CUDNN_TENSOR_DTYPES))
+        original(self)
+
+    monkeypatch.setattr(torch.nn.LSTM, "flatten_parameters", flatten_parameters)
+    bench.flatten_weights(lstm)
+    assert flattened_with == [dtypes | {torch.bfloat16}]
+    assert dtypes == torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    assert torch.equal(lstm(x)[0], before)
+
+
 def test_operations_of_the_stack_are_those_of_its_products():
     products = 2 * (2 * 8 * 64 + 16 * 8)  # input and recurrent gates, projection; multiply and add
     assert bench.stack_operations(TINY, training=False) == products * 2 * 2

@@ -245,6 +245,8 @@ def stack_calls(
     lstms = nn.ModuleList(
         nn.LSTM(width, config.cell_dim, num_layers=config.num_layers, proj_size=width) for _ in range(2)
     ).to(device, dtype)
+    for lstm in lstms:
+        flatten_weights(lstm)
     layer = nn.TransformerEncoderLayer(vector, nhead=8, dim_feedforward=4 * vector, dropout=0.0)
     transformer = nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False).to(device, dtype).train()
 
@@ -263,6 +265,23 @@ def stack_calls(
         ),
         "transformer": differentiated(lambda: transformer(wide), list(transformer.parameters()), training),
     }
+
+
+def flatten_weights(lstm: nn.Module) -> None:
+    """Store the weights of an `nn.LSTM` as cuDNN reads them: in one block of memory.
+
+    Otherwise cuDNN copies all weights at every call. `flatten_parameters` does not flatten bfloat16, which is missing
+    in PyTorch's list of cuDNN's types, although cuDNN computes in it.
+    """
+    assert isinstance(lstm, nn.LSTM)
+    dtypes = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    is_missing = torch.bfloat16 not in dtypes
+    dtypes.add(torch.bfloat16)
+    try:
+        lstm.flatten_parameters()
+    finally:
+        if is_missing:
+            dtypes.remove(torch.bfloat16)
 
 
 def differentiated(call: Callable[[], Tensor], parameters: list[nn.Parameter], training: bool) -> Call:
