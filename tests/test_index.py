@@ -962,3 +962,24 @@ def test_a_word_without_context_is_refused_as_a_query_and_found_by_none(model, t
     found = index.neighbours(model, "the [bank] of a river", k=3)
     assert [one.sentence_number for one in found][-1] == 0  # its cosine is zero
     assert found[-1].cosine == 0
+
+
+def test_an_index_of_chinese_words_is_asked_with_raw_text(tmp_path):
+    model = random_model(tokenizer="han")
+    sentences = [["我", "去", "银行", "取钱"], ["河边", "有", "水"], ["他", "在", "银行", "里"], ["走"]]
+    words = WordIndex.create(tmp_path / "words", model, layer="average")
+    words.add(model, sentences)
+    uses = words.neighbours(model, "她走进[银行]了", k=5, same_word=True)
+    assert [(one.word, one.tokens) for one in sorted(uses, key=lambda one: one.sentence_number)] == [
+        ("银行", sentences[0]),
+        ("银行", sentences[2]),
+    ]
+    (query,) = embed_spans(model, ["她走进银行了"], [[(3, 5)]], layers="average")
+    (vectors,) = model.embed([sentences[0]], layers="average")
+    cosine = float(query[0] @ vectors[2] / np.linalg.norm(query[0]) / np.linalg.norm(vectors[2]))
+    assert {round(one.cosine, 2) for one in uses if one.sentence_number == 0} == {round(cosine, 2)}
+    assert all(one.tokens != sentences[0] for one in words.neighbours(model, "我去[银行]取钱", k=5))
+    characters = WordIndex.create(tmp_path / "characters", model, layer="average")
+    characters.add(model, ["我去银行取钱", "河边有水"])
+    assert len(characters) == 10
+    assert characters.neighbours(model, "他在[银行]里", k=1)

@@ -133,3 +133,28 @@ def test_an_index_is_held_against_the_model_before_the_server_listens(model, ind
         start(model, tmp_path)
     with pytest.raises(ValueError, match="another model"):
         start(make_model(seed=1), index.folder)
+
+
+def test_a_chinese_model_takes_raw_text_and_lists_of_words():
+    model = make_model(tokenizer="han")
+    words = ["我", "去", "银行", "。"]
+    with serving(model, Settings(port=0, drain=0.0, max_sentence_tokens=8)) as client:
+        (tokens,) = post(client, "/tokenize", {"inputs": "我去 银行。", "add_special_tokens": False}).json()
+        assert [(one["text"], one["start"], one["stop"]) for one in tokens] == [
+            ("我", 0, 1),
+            ("去", 1, 2),
+            ("银", 3, 4),
+            ("行", 4, 5),
+            ("。", 5, 6),
+        ]
+        (found,) = post(client, "/log_probs", {"inputs": [words]}).json()
+        (expected,) = model.log_probs([words])
+        np.testing.assert_allclose(found["forward"], expected.forward, **TOLERANCE)
+        assert found["perplexity"]["num_tokens"] == 6
+        assert schemas.SentenceLogProbs.model_validate(found, strict=True).model_dump() == found
+        body = {"inputs": {"source_sentence": "我去银行。", "sentences": ["他在银行。"], "word": "银行"}}
+        cosine = model.similarity("我去银行。", "他在银行。", word="银行")
+        assert post(client, "/similarity", body).json() == [pytest.approx(cosine, abs=1e-5)]
+        longest = client.post("/log_probs", json={"inputs": [["银行" * 5]]})
+        assert longest.status_code == 413
+        assert "inputs[0] has 10 tokens, at most 8 are allowed" in longest.text

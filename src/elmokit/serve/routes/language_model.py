@@ -51,8 +51,8 @@ def _log_probs_response(scores: list[TokenLogProbs]) -> Response:
     """The scores of each sentence with its perplexity."""
     fields = []
     for one in scores:
-        known = {name: value for name, value in vars(one).items() if value is not None}
-        fields.append({**known, "perplexity": perplexity_of([one])})
+        scores_of_tokens = {name: value for name, value in vars(one).items() if name != "num_units"}
+        fields.append({**scores_of_tokens, "perplexity": perplexity_of([one])})
     return wire.json_response(fields)
 
 
