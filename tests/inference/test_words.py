@@ -148,6 +148,8 @@ def test_substitutes_of_several_characters_can_keep_the_word_that_is_there(elmo)
     kept = elmo.substitutes("我去[银行]取钱。", k=10_000, keep_word=True)
     assert "银行" in [one.word for one in kept]
     assert sum(np.exp(one.log_prob) for one in kept) == pytest.approx(1)
+    few = elmo.substitutes("我去[银行]取钱。", k=1, keep_word=True)
+    assert few == ([kept[0]] if kept[0].word == "银行" else [kept[0], *(one for one in kept if one.word == "银行")])
     assert "龘行" not in [one.word for one in elmo.substitutes("我去[龘行]取钱。", k=10_000, keep_word=True)]
 
 

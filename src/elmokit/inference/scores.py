@@ -163,11 +163,7 @@ class Scorer:
             raise ValueError(f"k is {k}: ask for at least one word")
         units = [self.runner.tokenizer.units(token) for token in tokens]
         if len(units[position]) > 1:
-            left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
-            own_word = join_tokens(units[position])
-            filled = fill(self, left, right, len(units[position]), own=units[position] if keep_word else None)
-            found = [Substitute(join_tokens(parts), log_prob) for parts, log_prob in filled]
-            return [one for one in found if keep_word or one.word != own_word][:k]
+            return self._fill(units, position, k, keep_word=keep_word)
         position = sum(map(len, units[:position]))
         tokens = list(chain.from_iterable(units))
         ((_, top),) = self._top_layers([tokens], None)  # (1, T+2, 2P)
@@ -182,6 +178,15 @@ class Scorer:
         if keep_word and torch.isfinite(scores[own]) and all(word != own for word, _ in words):
             words.append((own, float(scores[own])))
         return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
+
+    def _fill(self, units: list[list[str]], position: int, k: int, *, keep_word: bool) -> list[Substitute]:
+        """As `substitutes`, where the token is several units."""
+        left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
+        own = units[position]
+        filled = fill(self, left, right, len(own), own=own if keep_word else None)
+        found = [Substitute(join_tokens(word), log_prob) for word, log_prob in filled if keep_word or word != own]
+        kept = [one for one in found[k:] if keep_word and one.word == join_tokens(own)]
+        return [*found[:k], *kept]
 
     def next_words(self, prefixes: list[list[str]]) -> Tensor:
         """Log-probabilities (N, V) of the word after each of N token lists of one length, which begin a sentence."""
