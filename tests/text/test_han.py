@@ -1,5 +1,6 @@
 """The tokenizer "han": Chinese text, and text that is not what it seems."""
 
+import time
 import unicodedata
 
 import pytest
@@ -78,3 +79,14 @@ def test_a_word_of_a_token_list_is_read_as_its_characters():
     assert HAN.units(" ") == [" "]
     assert Tokenizer("treebank").units("银行") == ["银行"]
     assert Tokenizer("characters").units("银行") == ["银行"]
+
+
+@pytest.mark.parametrize(
+    "piece", ["…", "（", "《（", "。”", "ab.）", "👨\u200d", "1.", "'", "（《〈(", "\u0301", "…”", "\n", "a'"]
+)
+def test_the_time_of_long_hostile_text_grows_with_its_length(piece):
+    text = piece * 20_000
+    began = time.perf_counter()
+    tokens = [token for sentence in HAN.sentences(text) for token in sentence]
+    assert time.perf_counter() - began < 10  # a fraction of a second; quadratic time would be minutes
+    assert "".join(token.text for token in tokens) == "".join(text.split())

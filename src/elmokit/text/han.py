@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 # Scripts whose characters are tokens, as ranges of a character class.
@@ -26,30 +27,46 @@ _KANA: Final = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31f
 _OTHERS: Final = "\u3105-\u312f\u31a0-\u31bf\u1100-\u11ff\u3131-\u318e\uac00-\ud7ff"  # bopomofo, hangul
 _SINGLE: Final = _HAN + _KANA + _OTHERS
 
-# Combining marks of all scripts below the ideographs. Python's \w does not match them.
-_MARKS: Final = "".join(chr(code) for code in range(0x300, 0x2100) if unicodedata.category(chr(code))[0] == "M")
 _SELECTORS: Final = "\ufe00-\ufe0f\u3099\u309a\ufe20-\ufe2f\U000e0020-\U000e007f\U000e0100-\U000e01ef"
-_EXTENDS: Final = f"[{_MARKS}{_SELECTORS}\U0001f3fb-\U0001f3ff]"  # the last five are colors of skin
+_SKINS: Final = "\U0001f3fb-\U0001f3ff"  # colors of emoji
 _WORD: Final = rf"[^\W_{_SINGLE}]"  # a letter or a digit that is not one of the above
-
-TOKEN: Final = re.compile(
-    rf"[{_SINGLE}]{_EXTENDS}*"
-    rf"|{_WORD}(?:{_WORD}|{_EXTENDS}|[\u200c\u200d](?={_WORD})|['’](?={_WORD})|(?<=\d)[.,](?=\d))*"
-    rf"|[\U0001f1e6-\U0001f1ff]{{2}}"  # a flag
-    rf"|\S{_EXTENDS}*(?:\u200d[^\s\w]{_EXTENDS}*)*"
-)
-HAN: Final = re.compile(f"[{_HAN}]")
-UNSPACED: Final = re.compile(rf"[{_HAN}{_KANA}\u3000-\u303f\uff00-\uffef]")  # no space is written beside these
-
 _CLOSERS: Final = "”’」』）】〕》〉\"')\\]}»"
-_END: Final = re.compile(
-    r"《[^《》\n]*》|〈[^〈〉\n]*〉|（[^（）\n]*）|\([^()\n]*\)"  # no sentence ends in a title or in parentheses
-    rf"|(?P<end>[。！？｡!?]+[{_CLOSERS}]*"
-    rf"|(?<=[{_SINGLE}])\.(?![.A-Za-z0-9])[{_CLOSERS}]*"  # a half-width period after a Han character
-    rf"|(?<=[a-z][a-z])\.[{_CLOSERS}]*(?=\s+[^\sa-z])"
-    rf"|…+[{_CLOSERS}]*(?=\s|\Z)"
-    r"|\n)"
-)
+
+
+# The patterns are large: they are compiled when the first Chinese text is read.
+
+
+@cache
+def token_pattern() -> re.Pattern[str]:
+    """A pattern whose matches are the tokens of a text."""
+    # Combining marks of all scripts below the ideographs. Python's \w does not match them.
+    marks = "".join(chr(code) for code in range(0x300, 0x2100) if unicodedata.category(chr(code))[0] == "M")
+    extends = f"[{marks}{_SELECTORS}{_SKINS}]"
+    return re.compile(
+        rf"[{_SINGLE}]{extends}*"
+        rf"|{_WORD}(?:{_WORD}|{extends}|[\u200c\u200d'’](?={_WORD})|(?<=\d)[.,](?=\d))*"
+        rf"|[\U0001f1e6-\U0001f1ff]{{2}}"  # a flag
+        rf"|\S{extends}*(?:\u200d[^\s\w]{extends}*)*"
+    )
+
+
+@cache
+def unspaced_pattern() -> re.Pattern[str]:
+    """A pattern of the characters beside which no space is written."""
+    return re.compile(rf"[{_HAN}{_KANA}\u3000-\u303f\uff00-\uffef]")
+
+
+@cache
+def _end_pattern() -> re.Pattern[str]:
+    """A pattern of the ends of sentences, and of what no sentence ends in."""
+    return re.compile(
+        r"《[^《》\n]*》|〈[^〈〉\n]*〉|（[^（）\n]*）|\([^()\n]*\)"  # titles and parentheses
+        rf"|(?P<end>[。！？｡!?]+[{_CLOSERS}]*"
+        rf"|(?<=[{_SINGLE}])\.(?![.A-Za-z0-9])[{_CLOSERS}]*"  # a half-width period after a Han character
+        rf"|(?<=[a-z][a-z])\.[{_CLOSERS}]*+(?=\s++[^\sa-z])"
+        rf"|(?<!…)…++[{_CLOSERS}]*+(?=\s|\Z)"
+        r"|\n)"
+    )
 
 
 def sentence_ends(text: str) -> Iterator[int]:
@@ -59,6 +76,6 @@ def sentence_ends(text: str) -> Iterator[int]:
     line break; after … before whitespace; and after a period that follows a Han character, or that is between a word of
     Latin letters and whitespace. No sentence ends inside 《》 or parentheses.
     """
-    for match in _END.finditer(text):
+    for match in _end_pattern().finditer(text):
         if match["end"] is not None and match.end() < len(text):
             yield match.end()

@@ -62,7 +62,7 @@ class Tokenizer:
         """
         if self.name == "han":
             check_string("text", text)
-            return [Token(match[0], *match.span()) for match in han.TOKEN.finditer(text)]
+            return [Token(match[0], *match.span()) for match in han.token_pattern().finditer(text)]
         tokens, end = [], 0
         for word in self(text):
             start = text.index(word, end)
@@ -127,15 +127,15 @@ def join_tokens(tokens: Iterable[str]) -> str:
     >>> join_tokens(["我", "的", "iPhone", "15", "，", "好"])
     '我的iPhone 15，好'
     """
-    text = ""
+    text, is_unspaced = "", han.unspaced_pattern().match
     for token in tokens:
-        is_joined = not text or not token or han.UNSPACED.match(text[-1]) or han.UNSPACED.match(token)
+        is_joined = not text or not token or is_unspaced(text[-1]) or is_unspaced(token)
         text += token if is_joined else f" {token}"
     return text
 
 
 def _han_tokens(text: str) -> list[str]:
-    tokens: list[str] = han.TOKEN.findall(text)
+    tokens: list[str] = han.token_pattern().findall(text)
     return tokens
 
 
