@@ -1,7 +1,8 @@
 """The server compared with the library on the same text: under load, overload and attack.  Prints its results.
 
     python benchmarks/serve.py all [--model MODEL] [--text FILE]       all but soak and hostile, in a few minutes
-    python benchmarks/serve.py throughput|latency|overload|sigterm     one of them
+    python benchmarks/serve.py throughput|latency|mixed|overload|documents|slow-bodies|sigterm|workers     one of them
+    python benchmarks/serve.py documents --seconds 600
     python benchmarks/serve.py soak --seconds 600
     python benchmarks/serve.py hostile --count 100000
 
@@ -75,14 +76,14 @@ def resident(process):
 class Client:
     """One connection that is kept; a request at a time."""
 
-    def __init__(self, address):
-        self.address, self.reader, self.writer = address, None, None
+    def __init__(self, address, name="127.0.0.1"):
+        self.address, self.name, self.reader, self.writer = address, name, None, None
 
     async def post(self, path, body, accept="application/json"):
         """Status, headers and body; a connection that the server has closed is opened again."""
         head = (
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\naccept: {accept}\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
+            f"x-forwarded-for: {self.name}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         if self.writer is None:
             self.reader, self.writer = await asyncio.open_connection(*self.address, limit=2**26)
@@ -244,7 +245,7 @@ def overload(model, sentences, seconds):
         most = asyncio.run(saturate(server.address, "/embed", bodies, 32))
         rate = 3 * most / statistics.mean(tokens for _, tokens in bodies)
         taken, statuses = asyncio.run(steady(server.address, bodies, rate, seconds))
-        refused = [t for t, status in zip(taken, statuses, strict=True) if status == 429]
+        refused = [t for t, status in zip(taken, statuses, strict=True) if status in (429, 503)]
         answered = [t for t, status in zip(taken, statuses, strict=True) if status == 200]
         assert len(refused) + len(answered) == len(taken), sorted(set(statuses))
         after, after_statuses = asyncio.run(steady(server.address, bodies, rate / 9, seconds / 2))
@@ -252,11 +253,157 @@ def overload(model, sentences, seconds):
     assert refused, "the queue did not fill: make --seconds longer"
     late = statistics.quantiles(refused, n=100)[98]
     row(
-        f"at 300%: {len(answered):,} answered, {len(refused):,} refused with 429",
-        f"429 after p50 {1000 * statistics.median(refused):.0f} ms, p99 {1000 * late:.0f} ms; "
+        f"at 300%: {len(answered):,} answered, {len(refused):,} refused with 429 or 503",
+        f"refused after p50 {1000 * statistics.median(refused):.0f} ms, p99 {1000 * late:.0f} ms; "
         f"200 after p50 {statistics.median(answered):.2f} s",
         f"then at 33%: all 200, p50 {1000 * statistics.median(after):.0f} ms",
     )
+
+
+async def in_turns(address, bodies, name, until, taken, statuses, *, pause=True):
+    """One client that asks for one body after another; it pauses as long as its last answer took."""
+    client, rng = Client(address, name), random.Random(name)
+    while time.perf_counter() < until:
+        begin = time.perf_counter()
+        status, headers, _ = await client.post("/embed", rng.choice(bodies)[0])
+        seconds = time.perf_counter() - begin
+        statuses.append(status)
+        if status == 200:
+            taken.append(seconds)
+        if status in (429, 503):
+            await asyncio.sleep(min(1.0, float(headers["retry-after"])))
+        elif pause:
+            await asyncio.sleep(seconds)
+    client.close()
+
+
+def mixed(model, sentences, seconds):
+    """Two clients with short requests: alone, and together with a client that sends documents without a pause."""
+    short, documents = bodies_of(sentences, 4), bodies_of(sentences, 250)
+
+    async def run(address, num_documents):
+        until = time.perf_counter() + seconds
+        taken, statuses, long_taken, long_statuses = [], [], [], []
+        clients = [in_turns(address, short, f"10.0.0.{n}", until, taken, statuses) for n in range(2)]
+        for number in range(num_documents):
+            name = f"10.0.1.{number}"
+            clients.append(in_turns(address, documents, name, until, long_taken, long_statuses, pause=False))
+        await asyncio.gather(*clients)
+        assert set(statuses) | set(long_statuses) == {200}, sorted(set(statuses) | set(long_statuses))
+        return taken, long_taken
+
+    with serving(model) as server:
+        asyncio.run(run(server.address, 1))  # warms up
+        alone, _ = asyncio.run(run(server.address, 0))
+        together, long_taken = asyncio.run(run(server.address, 1))
+        after, _ = asyncio.run(run(server.address, 0))
+    p50 = statistics.median([*alone, *after])
+    cuts = statistics.quantiles(together, n=100)
+    row(
+        f"short requests alone p50 {1000 * p50:.0f} ms; with a client of documents, {len(together):,} requests",
+        f"p50 {1000 * cuts[49]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms; {len(long_taken)} documents, "
+        f"p50 {statistics.median(long_taken):.1f} s",
+        f"p99 / p50 alone {cuts[98] / p50:.1f}",
+    )
+
+
+def documents(model, sentences, seconds):
+    """Documents and short requests of many clients, three times what the server can do: no admitted one is late."""
+    short, long = bodies_of(sentences, 4), bodies_of(sentences, 250)
+    counts, taken, tasks = {}, {"short": [], "document": []}, []
+
+    async def ask(address, kind, number):
+        client = Client(address, f"10.0.{kind == 'short':d}.{number}")
+        begin = time.perf_counter()
+        status, _, _ = await client.post("/embed", random.choice(short if kind == "short" else long)[0])
+        counts[kind, status] = counts.get((kind, status), 0) + 1
+        if status == 200:
+            taken[kind].append(time.perf_counter() - begin)
+        client.close()
+
+    async def run(address, rate):
+        rng = random.Random(3)
+        moment, end = time.perf_counter(), time.perf_counter() + seconds
+        while moment < end:
+            moment += rng.expovariate(rate)
+            await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+            kind = "short" if rng.random() < 0.97 else "document"
+            tasks.append(asyncio.ensure_future(ask(address, kind, rng.randrange(8))))
+        await asyncio.gather(*tasks)
+
+    with serving(model) as server:
+        most = asyncio.run(saturate(server.address, "/embed", short, 32))
+        mean = 0.97 * statistics.mean(n for _, n in short) + 0.03 * statistics.mean(n for _, n in long)
+        asyncio.run(run(server.address, 3 * most / mean))
+    late = sum(number for (_, status), number in counts.items() if status == 504)
+    row(
+        f"documents and short requests at 300% for {seconds:g} s",
+        ", ".join(f"{kind} {status}: {number:,}" for (kind, status), number in sorted(counts.items()))
+        + f"; short p50 {statistics.median(taken['short']):.1f} s, documents at most {max(taken['document']):.1f} s",
+        f"{late} answers with 504",
+    )
+    assert not late
+
+
+def slow_bodies(model, sentences):
+    """560 bodies that are never completed: others are answered as before."""
+    bodies = bodies_of(sentences, 4)[:20]
+    with serving(model) as server, contextlib.ExitStack() as stack:
+        asyncio.run(saturate(server.address, "/embed", bodies, 1))
+        before = asyncio.run(saturate(server.address, "/embed", bodies, 1))
+        for _ in range(560):
+            slow = stack.enter_context(socket.create_connection(server.address))
+            slow.sendall(
+                b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+            )
+        during = asyncio.run(saturate(server.address, "/embed", bodies, 1))
+    row("560 half-sent bodies, one other client", f"{during:,.0f} tokens/s", f"{during / before:.0%} of before")
+
+
+def workers(model, sentences):
+    """Two workers under load: kill -9 of one, SIGHUP, SIGTERM."""
+    bodies, counts, events = bodies_of(sentences, 4), {"answered": 0, "lost": 0, "not taken": 0}, []
+
+    async def ask(address, stop):
+        while not stop.is_set():
+            client = Client(address)  # a new connection each time, so that each is accepted or not
+            try:
+                client.reader, client.writer = await asyncio.open_connection(*address)
+                status, _, _ = await client.post("/embed", random.choice(bodies)[0])
+                assert status in (200, 429, 503), status
+                counts["answered"] += 1
+            except ConnectionRefusedError:
+                counts["not taken"] += 1
+                return
+            except (OSError, asyncio.IncompleteReadError):
+                counts["lost"] += 1
+            client.close()
+
+    async def run(server):
+        stop = asyncio.Event()
+        tasks = [asyncio.ensure_future(ask(server.address, stop)) for _ in range(16)]
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        await asyncio.sleep(4)
+        for name, number in (("SIGHUP", signal.SIGHUP), ("kill -9", signal.SIGKILL), ("SIGTERM", signal.SIGTERM)):
+            lost = counts["lost"]
+            process = int(children.read_text().split()[0]) if number == signal.SIGKILL else server.pid
+            os.kill(process, number)
+            await asyncio.sleep(6 if number != signal.SIGTERM else 0)
+            if number == signal.SIGTERM:
+                await asyncio.gather(*tasks)
+            events.append((name, counts["lost"] - lost))
+
+    with serving(model, "--workers", 2) as server:
+        asyncio.run(run(server))
+        code = server.wait(60)
+    lost = dict(events)
+    row(
+        f"2 workers under load, 16 clients: {counts['answered']:,} requests answered",
+        ", ".join(f"{number} lost at {name}" for name, number in events),
+        f"exit code {code}",
+    )
+    assert lost["SIGHUP"] == lost["SIGTERM"] == 0
+    assert lost["kill -9"] <= 16, "only those of the killed worker"
 
 
 def sigterm(model, sentences):
@@ -275,7 +422,7 @@ def sigterm(model, sentences):
                 return
             try:
                 status, _, _ = await client.post("/embed", rng.choice(bodies)[0])
-                assert status in (200, 429), status
+                assert status in (200, 429, 503), status
                 counts["answered"] += 1
             except (OSError, asyncio.IncompleteReadError):
                 counts["lost"] += 1
@@ -432,18 +579,21 @@ def hostile(model, count, senders):
         assert status == 200
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
-    failed = {status: number for status, number in statuses.items() if status.startswith("5")}
+    failed = {status: number for status, number in statuses.items() if status.startswith("5") and status != "503"}
     print(f"5xx: {failed or 'none'}; resident MB {' '.join(f'{value:.0f}' for value in memory)}; exit code {code}")
     assert not failed
 
 
+BRIEF = ["throughput", "latency", "mixed", "overload", "documents", "slow-bodies", "sigterm", "workers"]
+
+
 @click.command()
-@click.argument("what", type=click.Choice(["all", "throughput", "latency", "overload", "sigterm", "soak", "hostile"]))
+@click.argument("what", type=click.Choice(["all", *BRIEF, "soak", "hostile"]))
 @click.option("--model", help="A model folder; by default one with random weights.")
 @click.option("--text", help="A file of sentences; by default made words.")
 @click.option("--sentences", "num_sentences", default=2000, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="Of throughput; medians count.")
-@click.option("--seconds", default=20.0, show_default=True, help="Of latency, overload and soak.")
+@click.option("--seconds", default=20.0, show_default=True, help="Of latency, mixed, overload, documents and soak.")
 @click.option("--count", default=100_000, show_default=True, help="Of hostile requests.")
 @click.option("--senders", default=16, show_default=True, help="Of hostile requests.")
 def main(what, model, text, num_sentences, rounds, seconds, count, senders):
@@ -457,10 +607,18 @@ def main(what, model, text, num_sentences, rounds, seconds, count, senders):
             throughput(model, sentences, rounds)
         if what in ("all", "latency"):
             latency(model, sentences, seconds)
+        if what in ("all", "mixed"):
+            mixed(model, sentences, seconds)
         if what in ("all", "overload"):
             overload(model, sentences, seconds)
+        if what in ("all", "documents"):
+            documents(model, sentences, seconds)
+        if what in ("all", "slow-bodies"):
+            slow_bodies(model, sentences)
         if what in ("all", "sigterm"):
             sigterm(model, sentences)
+        if what in ("all", "workers"):
+            workers(model, sentences)
         if what == "soak":
             soak(model, sentences, seconds)
         if what == "hostile":
