@@ -292,7 +292,7 @@ def mixed(model, sentences, seconds):
         assert set(statuses) | set(long_statuses) == {200}, sorted(set(statuses) | set(long_statuses))
         return taken, long_taken
 
-    with serving(model) as server:
+    with serving(model, "--deadline", 120) as server:  # a slow machine answers documents too
         asyncio.run(run(server.address, 1))  # warms up
         alone, _ = asyncio.run(run(server.address, 0))
         together, long_taken = asyncio.run(run(server.address, 1))

@@ -94,6 +94,19 @@ def test_batches_of_documents_are_short_while_short_requests_come_and_full_again
     assert run(turns, now=3.0)[0]["document"] == 2040
 
 
+def test_a_short_request_that_waited_long_still_does_not_share_a_full_batch():
+    turns = make_turns()
+    for _ in range(50):
+        ask(turns, "short", [20] * 4)
+        run(turns)
+    ask(turns, "document", [20] * 400)
+    ask(turns, "short", [20] * 4, now=1.0)
+    shares, seconds = run(turns, now=100.0)  # the batch before it took this long
+    assert shares["short"] == 80
+    assert seconds <= 1.5 * seconds_of("a", 80, 20)
+    assert run(turns, now=101.0)[1] <= 1.5 * seconds_of("a", 80, 20)
+
+
 def test_short_requests_fill_batches_with_each_other():
     turns = make_turns()
     for number in range(200):

@@ -26,7 +26,7 @@ from typing import Any
 MAX_LENGTH_RATIO = 4  # a piece joins a batch if it is at most this many times as long as the first piece
 SHORT_TOKENS = 32  # a shorter first piece counts as this long
 SHORT_FRACTION = 8  # a request is short if its cost is at most this part of a full batch
-SHORT_SECONDS = 2.0  # after a short request, more of them are expected for this long
+SHORT_SECONDS = 2.0  # after a short request has waited, more of them are expected for this long
 SHORT_UPDATE = 0.1  # weight of the newest short request in the running mean of their seconds
 MIN_SLICE = 0.01  # seconds; a batch that takes less need not be smaller
 LONG_SLICE = 1.5  # a batch of long requests may take this many times as long as a short request
@@ -192,10 +192,10 @@ class Turns:
 
     def _slice(self, now: float) -> float:
         """Largest number of seconds of a batch with pieces of long requests."""
-        if now - self._last_short > SHORT_SECONDS:
-            return math.inf
-        is_shared = any(not request.is_long for request in self._arrivals)
-        return self._short_seconds * (SHARED_SLICE if is_shared else LONG_SLICE)
+        if any(not request.is_long for request in self._arrivals):
+            self._last_short = now
+            return SHARED_SLICE * self._short_seconds
+        return LONG_SLICE * self._short_seconds if now - self._last_short < SHORT_SECONDS else math.inf
 
     def _next_lane(self) -> str | None:
         """The lane of the request that is next."""
