@@ -26,7 +26,7 @@ unit: .venv/installed
 # the explorer page in a real browser; needs chromium (Debian: apt-get install chromium)
 browser: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m pytest tests/serve/test_explorer.py
+	$(BIN)/python -m pytest tests/serve/test_explorer.py tests/serve/test_static_page.py
 
 .venv-flair/installed: pyproject.toml constraints-flair.txt
 	$(PYTHON) -m venv .venv-flair
@@ -38,8 +38,10 @@ flair: .venv-flair/installed
 	.venv-flair/bin/python -m pytest tests/integrations/test_flair.py
 
 # the documentation as a site, in site/; look at it with: .venv/bin/python -m http.server -d site
+# with `npm install onnxruntime-web`, the explorer runs in it, at site/try/
 site: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	test ! -d node_modules/onnxruntime-web || $(BIN)/elmokit export --web site/try --overwrite
 
 # wheel and sdist in dist/, checked: contents, metadata, and README's first session in a new environment
 release: .venv/installed

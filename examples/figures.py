@@ -41,7 +41,8 @@ SENTENCES = [
 ]
 IN_ITS_PLACE = "We sat on the grassy bank of the quiet river."
 SURPRISING = "The bank of England raised its interest umbrellas again."
-FORWARD, BACKWARD, LETTERS, MIX, INK = "#3a6ea5", "#c46a2b", "#4b8b5a", "#7d5ba6", "#333333"
+# the colours of the explorer page
+FORWARD, BACKWARD, LETTERS, MIX, INK = "#1f5fa6", "#c2410c", "#0f766e", "#7c3aad", "#333333"
 STYLE = {
     "font.size": 10,
     "text.color": INK,

@@ -4,8 +4,8 @@
     python examples/screenshots.py OTHER_FOLDER
 
 Input: the embedded model, and the sentences below: those that are typed, those of the index, and those that two small
-tasks are trained on. Output: explorer-*.png: the four panels, the scatter plot, and the four panels on a narrow, dark
-screen. Needs `pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes with matplotlib), Chromium on the
+tasks are trained on. Output: explorer-*.png: the four panels, the first one also in dark colours, the scatter plot, and
+the four panels on a narrow, dark screen. Needs `pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes with matplotlib), Chromium on the
 PATH or in ELMOKIT_CHROMIUM, and some seconds.
 """
 
@@ -32,7 +32,7 @@ from elmokit.serve.server import make_server
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, TrainedTask, load_task, train
 
-WIDTH, PHONE_WIDTH, PHONE_HEIGHT, GAP = 1000, 360, 1100, 12
+WIDTH, FIRST_SCREEN, PHONE_WIDTH, PHONE_HEIGHT, GAP = 1000, (1440, 780), 360, 1100, 12
 GAP_COLOR = "#4b4f5a"
 
 # ---- what is typed; the other fields keep what the page shows first --------------------------------------------------
@@ -44,7 +44,7 @@ We crossed the Ystwyth in a boat."""
 NAMES = """\
 Maria Schmidt left her house in Berlin and went to London with her father.
 Mr. Darcy met Elizabeth at the gate of the park."""
-HOVERED = "investment"  # in the scatter plot, with room for its sentence
+HOVERED = "guard"  # in the scatter plot, with room for its sentence
 
 # ---- what the index holds --------------------------------------------------------------------------------------------
 
@@ -193,24 +193,32 @@ def open_panel(page: Page, base: str, panel: str, **fields: str) -> Locator:
     message = section.locator(".message.error")
     if message.count():
         raise RuntimeError(f"{panel}: {message.first.inner_text()}")
-    section.locator(".results").wait_for()
+    section.locator(".map .dot" if panel == "context" else ".results").first.wait_for()
     if panel == "next":
         section.locator(".blank[aria-busy=false] .words li").last.wait_for()
     return section
 
 
-def take_panels(browser: Browser, base: str) -> dict[str, bytes]:
-    """The four panels on a wide screen, and the scatter plot with the sentence of one point."""
-    page = browser.new_page(viewport={"width": WIDTH, "height": 700}, color_scheme="light")
-    context = open_panel(page, base, "context")
-    end = context.locator(".layers").bounding_box()
-    clip = {"x": 0, "y": 0, "width": WIDTH, "height": round(end["y"] + end["height"]) + 20}
-    pictures = {"context": page.screenshot(full_page=True, clip=clip)}
+def take_first_screens(browser: Browser, base: str) -> dict[str, bytes]:
+    """The first screen of a laptop, in light and dark colours: the finding and its proof."""
+    pictures = {}
+    width, height = FIRST_SCREEN
+    for scheme, name in (("light", "context"), ("dark", "context-dark")):
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        open_panel(page, base, "context")
+        pictures[name] = page.screenshot()
+        page.close()
+    return pictures
 
+
+def take_panels(browser: Browser, base: str) -> dict[str, bytes]:
+    """The scatter plot with the sentence of one point, and the other panels."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": 700}, color_scheme="light")
+    context = open_panel(page, base, "context", advanced="1")
     canvas = context.locator(".scatter canvas")
     canvas.hover(position=canvas.evaluate(PLACE_OF_WORD, HOVERED))
     page.wait_for_function("canvas => Chart.getChart(canvas).tooltip.opacity === 1", arg=canvas.element_handle())
-    pictures["scatter"] = context.locator(".scatter").screenshot()
+    pictures = {"scatter": context.locator(".scatter").screenshot()}
 
     open_panel(page, base, "next", text=SURPRISING)
     pictures["next"] = page.screenshot(full_page=True)
@@ -246,7 +254,7 @@ def main() -> None:
     chromium = find_chromium()
     with tempfile.TemporaryDirectory() as temporary, serving(Path(temporary)) as base, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        for name, picture in take_panels(browser, base).items():
+        for name, picture in {**take_first_screens(browser, base), **take_panels(browser, base)}.items():
             save(Image.open(io.BytesIO(picture)), folder / f"explorer-{name}.png")
         save(take_phone(browser, base), folder / "explorer-phone.png")
         browser.close()
