@@ -16,3 +16,9 @@ document$.subscribe(() => {
     code.closest(".highlight").dataset.copy = typed.join("\n");
   }
 });
+
+// The explorer of this site, where the site was built with it (`make site`).
+document$.subscribe(async () => {
+  const link = document.getElementById("try");
+  if (link) link.hidden = !(await fetch("try/model/model.json", { method: "HEAD" }).catch(() => ({}))).ok;
+});

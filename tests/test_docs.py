@@ -134,6 +134,10 @@ def workshop(tmp_path_factory):
         (folder / name / f"{name}.gold.key.txt").write_text("".join(keys))
     (folder / "wordnet").mkdir()
     (folder / "wordnet" / "index.sense").write_text("lend%2:40:00:: 1 1 0\nriver%1:17:00:: 2 1 0\n")
+    package = folder / "node_modules" / "onnxruntime-web" / "dist"  # stands in for npm's
+    package.mkdir(parents=True)
+    for name in ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"):
+        (package / name).touch()
     config = TaskConfig(
         task="ner", train=str(folder / "wnut17/train.conll"), dev=str(folder / "wnut17/dev.conll"),
         out=str(folder / "runs/ner"), elmo_at="none", epochs=1, hidden_dim=4,

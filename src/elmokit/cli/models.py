@@ -294,10 +294,11 @@ def export(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write MODEL as an ONNX file, or as a page that runs it in the browser.
+    """Write MODEL as an ONNX file or as a web page.
 
     The file turns ids of any batch and length into vectors and a mask; for sense it also reads the weights of the
-    words. The page is the explorer of `elmokit serve` as static files, for any web server. Without MODEL, export en.
+    words. The page is the explorer of `elmokit serve` as static files; the model runs in the browser. Without MODEL,
+    export en.
     """
     if (target is None) == (web is None):
         raise click.UsageError("Pass --onnx OUT or --web FOLDER.")
