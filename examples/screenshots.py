@@ -5,8 +5,8 @@
 
 Input: the embedded model, and the sentences below: those that are typed, those of the index, and those that two small
 tasks are trained on. Output: explorer-*.png: the four panels, the first one also in dark colours, the scatter plot, and
-the four panels on a narrow, dark screen. Needs `pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes with matplotlib), Chromium on the
-PATH or in ELMOKIT_CHROMIUM, and some seconds.
+the four panels on a narrow, dark screen. Needs `pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes
+with matplotlib), Chromium on the PATH or in ELMOKIT_CHROMIUM, and some seconds.
 """
 
 import io
