@@ -79,7 +79,7 @@ def export_onnx(
     path, config = Path(check_path("path", path)), model.config
     chosen = layers if layers == "mix" else check_layers(layers, model.num_layers)
     fractions = _fractions(model, chosen)
-    _check_exportable(model)
+    check_exportable(model)
     weights = stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, dtype)
     metadata = {
         "elmokit_version": __version__,
@@ -107,18 +107,19 @@ def export_onnx(
     if chosen == "all":
         outputs = {"layers": (model.num_layers, *outputs["vectors"]), "mask": axes}
     graph = Graph(weights)
-    computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
-    vectors = _vectors(graph, chosen, computed, mask, fractions, model.dim)
+    computed, mask = bilm_layers(graph, config, model.bilm.boundary_ids.cpu().numpy())
+    vectors = chosen_vectors(graph, chosen, computed, mask, fractions, model.dim)
     # without boundaries a sentence is two tokens shorter: where its </S> still is, there is padding
     graph("Where", graph("Unsqueeze", mask, ints(2)), vectors, number(0), output=next(iter(outputs)))
     graph("Identity", mask, output="mask")
-    content = _model(graph, inputs, outputs, metadata).SerializeToString()
+    content = model_proto(graph, inputs, outputs, metadata).SerializeToString()
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return OnnxFile(path, len(content), inputs, outputs)
 
 
-def _check_exportable(model: ELMo) -> None:
+def check_exportable(model: ELMo) -> None:
+    """Refuse a model that cannot be written as ONNX."""
     if model.bilm.is_int8:
         raise ValueError('this model was loaded with quantize="int8": load it without, and export with dtype="int8"')
     if model.state == "carry":
@@ -151,7 +152,7 @@ def _word_weights(model: ELMo) -> str:
 # ---- the graph, in the order that data flows -------------------------------------------------------------------------
 
 
-def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[Directions], str]:
+def bilm_layers(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[Directions], str]:
     """`ids` -> all layers with their boundary tokens, and the mask (B, T)."""
     tokens, active, mask = _tokens(graph, config, boundary_ids)
     directions = [tokens, tokens]
@@ -167,7 +168,7 @@ def _bilm(graph: Graph, config: BiLMConfig, boundary_ids: Array) -> tuple[list[D
     return layers, mask
 
 
-def _vectors(
+def chosen_vectors(
     graph: Graph, chosen: Layers, layers: Sequence[Directions], mask: str, parts: Mapping[int, float], dim: int
 ) -> str:
     """(B, T, 2P), or (L+1, B, T, 2P) of all layers."""
@@ -384,7 +385,10 @@ def _with_zero_row(graph: Graph, table: str) -> str:
     return graph("Pad", table, ints(1, 0, 0, 0))
 
 
-def _model(graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], metadata: dict[str, str]) -> ModelProto:
+def model_proto(
+    graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], metadata: dict[str, str]
+) -> ModelProto:
+    """The file of a graph."""
     vectors = {name: shape for name, shape in outputs.items() if name != "mask"}
     results = [*values_of(vectors), *values_of({"mask": outputs["mask"]}, TensorProto.BOOL)]
     kinds = {"ids": TensorProto.INT64, "weights": TensorProto.FLOAT}

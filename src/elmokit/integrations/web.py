@@ -23,13 +23,14 @@ from elmokit import ELMo, __version__
 from elmokit.arguments import check_path
 from elmokit.extras import require
 from elmokit.files import write_json
+from elmokit.inference.views import Layers
 from elmokit.storage.folder import stored
 
 require("onnx", extra="onnx")
 
 from onnx import helper
 
-from elmokit.integrations.onnx import IR_VERSION, OPSET, _bilm, _check_exportable, _model, _vectors
+from elmokit.integrations.onnx import IR_VERSION, OPSET, bilm_layers, check_exportable, chosen_vectors, model_proto
 from elmokit.integrations.onnx_graph import Graph, ints, number, values_of
 
 RUNTIME_FILES: Final = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -89,7 +90,7 @@ def export_web(
         ValueError: If the model cannot run in the page, or the runtime is missing.
     """
     target, source = Path(check_path("folder", folder)), find_runtime(runtime)
-    _check_exportable(model)
+    check_exportable(model)
     _check_web(model)
     page = resources.files("elmokit").joinpath("serve", "page")
     with resources.as_file(page) as files:
@@ -156,16 +157,17 @@ def _bilm_graph(model: ELMo) -> bytes:
     """ids and weights -> every layer, the slot and the sense of each token."""
     config = model.config
     graph = Graph(stored({name: t.detach().cpu() for name, t in model.bilm.state_dict().items()}, "int8"))
-    computed, mask = _bilm(graph, config, model.bilm.boundary_ids.cpu().numpy())
+    computed, mask = bilm_layers(graph, config, model.bilm.boundary_ids.cpu().numpy())
     axes: tuple[str | int, ...] = ("batch", "tokens")
     shape = (*axes, model.dim)
     outputs = {"layers": (model.num_layers, *shape), "slot": shape, "sense": shape, "mask": axes}
-    for output, view in (("layers", "all"), ("slot", "slot"), ("sense", "sense")):
-        vectors = _vectors(graph, view, computed, mask, {})  # type: ignore[arg-type]
+    views: dict[str, Layers] = {"layers": "all", "slot": "slot", "sense": "sense"}
+    for output, view in views.items():
+        vectors = chosen_vectors(graph, view, computed, mask, {}, model.dim)
         graph("Where", graph("Unsqueeze", mask, ints(2)), vectors, number(0), output=output)
     graph("Identity", mask, output="mask")
     inputs = {"ids": (*axes, config.max_characters), "weights": axes}
-    return bytes(_model(graph, inputs, outputs, {"elmokit_version": __version__}).SerializeToString())
+    return bytes(model_proto(graph, inputs, outputs, {"elmokit_version": __version__}).SerializeToString())
 
 
 def _output_graph(model: ELMo) -> bytes:
