@@ -127,7 +127,21 @@ class Grams:
         )
 
 
-NONE = Grams(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64))
+class Total:
+    """The sum of many `Grams`: those of like size are added first, so that each n-gram is sorted few times."""
+
+    def __init__(self) -> None:
+        self._parts = [Grams(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64))]
+
+    def add(self, grams: Grams) -> None:
+        self._parts.append(grams)
+        while len(self._parts) > 1 and len(self._parts[-2].keys) < 2 * len(self._parts[-1].keys):
+            self._parts[-2:] = [self._parts[-2].plus(self._parts[-1])]
+
+    def sum(self) -> Grams:
+        while len(self._parts) > 1:
+            self._parts[-2:] = [self._parts[-2].plus(self._parts[-1])]
+        return self._parts[0]
 
 
 def count(ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, *, by_key: bool) -> Grams:
@@ -136,21 +150,22 @@ def count(ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, 
     The highest order has occurrences; lower ones have numbers of different tokens before them, and occurrences where
     they begin a sentence.
     """
-    grams, longer = NONE, NONE
+    total, longer = Total(), Total()
     for text in chunks(ids, highest):
         keys, contexts = text.keys[order - 1], text.contexts(order)
         places = wanted.where(keys if by_key else contexts, np.flatnonzero(text.has(order)))
         begins = text.begins(order)[places] if order < highest else np.ones(len(places), bool)
         raw = places[begins]
-        grams = grams.plus(Grams.of(keys[raw], contexts[raw]))
+        total.add(Grams.of(keys[raw], contexts[raw]))
         if order < highest:
             inside = places[~begins]
             # different longer n-grams; their "context" is the key of the n-gram
-            longer = longer.plus(Grams.of(text.keys[order][inside], keys[inside]))
+            longer.add(Grams.of(text.keys[order][inside], keys[inside]))
             known = Grams.of(keys[inside], contexts[inside])
-            grams = grams.plus(Grams(known.keys, known.contexts, np.zeros(len(known.keys), np.int64)))
+            total.add(Grams(known.keys, known.contexts, np.zeros(len(known.keys), np.int64)))
+    grams = total.sum()
     if order < highest:
-        continued, numbers = np.unique(longer.contexts, return_counts=True)
+        continued, numbers = np.unique(longer.sum().contexts, return_counts=True)
         grams.counts[np.searchsorted(grams.keys, continued)] += numbers
     return grams
 
@@ -253,6 +268,7 @@ def main() -> None:
         train[begin : begin + CHUNK] = targets[stream[begin : begin + CHUNK]]
     train[-1] = 0
     tokenizer = Tokenizer(corpus.tokenizer or "han")  # type: ignore[arg-type]
+    texts: list[list[str]] = []
     for path in options.heldout:
         lines: list[str] = []
         size = 0
@@ -262,8 +278,12 @@ def main() -> None:
                     break
                 lines.append(line.strip())
                 size += len(tokenizer(line)) + 1
-        test = Text(ids_of(lines, vocabulary, tokenizer), options.order)
-        scores = log_probs(train, test, len(vocabulary), options.order)  # type: ignore[arg-type]
+        texts.append(lines)
+    ids = [ids_of(lines, vocabulary, tokenizer) for lines in texts]
+    together = np.concatenate([ids[0], *(own[1:] for own in ids[1:])])  # all are counted in one go
+    every = log_probs(train, Text(together, options.order), len(vocabulary), options.order)  # type: ignore[arg-type]
+    ends = np.cumsum([len(own) - 1 for own in ids])
+    for path, lines, scores in zip(options.heldout, texts, np.split(every, ends[:-1]), strict=True):
         print(f"{path}: {len(scores):,} predictions, {options.order}-gram {np.exp(-scores.mean()):.2f}", flush=True)
         if model is not None:
             result = model.perplexity(lines)
