@@ -63,14 +63,18 @@ def slot_by_hand(layers, start, end):
 
 
 def sense_by_hand(layers, weights, start, end):
-    around = np.zeros(layers.shape[-1])
+    half = layers.shape[-1] // 2
+    words, contexts = np.zeros(half), np.zeros(half)
     for place, weight in enumerate(weights):
         distance = start - place if place < start else place - (end - 1)
         if distance > 0:  # outside of the span; all of these sentences are short
-            around += weight / (1 + distance / 4) * layers[:, place + 1].mean(axis=0)
+            words += weight / (1 + distance / 2) * layers[0, place + 1, :half]
+            own = slice(None, half) if place < start else slice(half, None)  # the direction that comes from there
+            contexts += weight / (1 + distance / 2) * layers[-1, place + 1, own]
     said = slot_by_hand(layers, start, end) - slot_by_hand(layers, 0, len(weights))  # beyond what <S> and </S> say
-    lengths = [max(np.linalg.norm(part), 1e-12) for part in (said, around)]
-    return said / lengths[0] + 0.7 * around / lengths[1]
+    said, words, contexts = (part / max(np.linalg.norm(part), 1e-12) for part in (said, words, contexts))
+    scale = np.sqrt(2 * half)
+    return np.tanh(scale * (said + 0.6 * np.sqrt(0.5) * np.concatenate([words, contexts]))) / scale
 
 
 @pytest.mark.parametrize("view", ["slot", "sense"])

@@ -50,16 +50,20 @@ def slot_by_hand(layers: np.ndarray, start: int, end: int) -> np.ndarray:
 def sense_by_hand(layers: np.ndarray, tokens: list[str], start: int, end: int) -> np.ndarray:
     """(2P,) of tokens[start:end], by the ranks of English words; for sentences of less than 64 tokens."""
     ranks = {word: rank for rank, word in enumerate(english_vocabulary().words)}
-    around = np.zeros(layers.shape[-1])
+    half = layers.shape[-1] // 2
+    words, contexts = np.zeros(half), np.zeros(half)
     for place, token in enumerate(tokens):
         distance = start - place if place < start else place - end + 1
         if distance > 0:
             probability = 1 / (10 * (ranks.get(token, len(ranks)) + 10))
-            weight = 1e-3 / (1e-3 + probability) / (1 + distance / 4)
-            around += weight * layers[:, place + 1].mean(axis=0)
+            weight = 1e-3 / (1e-3 + probability) / (1 + distance / 2)
+            words += weight * layers[0, place + 1, :half]
+            own = slice(None, half) if place < start else slice(half, None)  # the direction that comes from there
+            contexts += weight * layers[-1, place + 1, own]
     said = slot_by_hand(layers, start, end) - slot_by_hand(layers, 0, len(tokens))  # beyond what <S> and </S> say
-    lengths = [max(np.linalg.norm(part), 1e-12) for part in (said, around)]
-    return said / lengths[0] + 0.7 * around / lengths[1]
+    said, words, contexts = (part / max(np.linalg.norm(part), 1e-12) for part in (said, words, contexts))
+    scale = np.sqrt(2 * half)
+    return np.tanh(scale * (said + 0.6 * np.sqrt(0.5) * np.concatenate([words, contexts]))) / scale
 
 
 def views_by_hand(layers: np.ndarray, tokens: list[str]) -> dict[str, np.ndarray]:
