@@ -23,6 +23,7 @@ from elmokit.network.devices import to_device
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
 WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+WORDS_FOR_THREADS = 16  # from this number on, two threads encode the words of a call
 
 
 class CharacterEncoder(nn.Module):
@@ -87,6 +88,8 @@ class CharacterEncoder(nn.Module):
         # groups of words of similar length are trimmed most
         order = (char_ids != self.shifted_pad).sum(dim=1).argsort()
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
+        if device.type == "cpu" and len(order) >= WORDS_FOR_THREADS:
+            at_once = min(at_once, -(-len(order) // 2))  # a group for each of two threads
         sorted_ids = char_ids[order]
         begins = range(0, max(1, len(order)), at_once)
         groups = [to_device(self.trim(sorted_ids[begin : begin + at_once]), device) for begin in begins]
