@@ -243,7 +243,7 @@ def test_what_workers_share_is_ready_before_they_are_forked_and_undone_after_the
     ran, heard = [], []
     monkeypatch.setattr(server, "_run", lambda *given: ran.append(given))
 
-    def supervise(work, count):
+    def supervise(work, count, on_stop):
         assert len(list(temporary.glob("elmokit-metrics-*"))) == 1
         assert torch.get_num_threads() == 1, "nothing has run in parallel"
         work()

@@ -152,7 +152,8 @@ def _serve_with_workers(
             torch.set_num_threads(max(1, cores // settings.workers))
             _run(service, settings, listening, supervisor)
 
-        _supervise(work, settings.workers)
+        # a connection that no worker accepts any more must not wait in the socket of this process
+        _supervise(work, settings.workers, listening.close)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -344,7 +345,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
-def _supervise(work: Callable[[], None], count: int) -> None:
+def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None] = lambda: None) -> None:
     """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
 
     SIGHUP is passed on to the forks.
@@ -354,7 +355,9 @@ def _supervise(work: Callable[[], None], count: int) -> None:
 
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal stopping
-        stopping = stopping or number in STOP_SIGNALS
+        if number in STOP_SIGNALS:
+            stopping = True
+            on_stop()
         for worker in list(workers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, number)
