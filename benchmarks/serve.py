@@ -339,7 +339,8 @@ def documents(model, sentences, seconds):
     row(
         f"documents and short requests at 300% for {seconds:g} s",
         ", ".join(f"{kind} {status}: {number:,}" for (kind, status), number in sorted(counts.items()))
-        + f"; short p50 {statistics.median(taken['short']):.1f} s, documents at most {max(taken['document'], default=0.0):.1f} s",
+        + f"; short p50 {statistics.median(taken['short']):.1f} s, "
+        + f"documents at most {max(taken['document'], default=0.0):.1f} s",
         f"{late} answers with 504",
     )
     assert not late
