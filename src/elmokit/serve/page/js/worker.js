@@ -34,7 +34,7 @@ async function load(name) {
 async function session(name) {
   const bytes = await load(name);
   postMessage({ what: "Starting the model" });
-  return ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
+  return ort.InferenceSession.create(bytes, { executionProviders: ["wasm"], graphOptimizationLevel: "basic" }); // more takes longer to start than it saves
 }
 
 const words = load("words.json").then((bytes) => {
