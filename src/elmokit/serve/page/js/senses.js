@@ -5,7 +5,7 @@
 import { principalPlane } from "./vectors.js";
 
 // those of elmokit.inference.grouping
-const SEPARATION = 1.06; // distance of two groups, over the mean distance of two occurrences
+const SEPARATION = 1.04; // distance of two groups, over the mean distance of two occurrences
 const SMALLEST_GROUP = 3;
 const SMALLEST_SHARE = 0.02;
 
