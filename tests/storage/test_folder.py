@@ -484,7 +484,7 @@ def test_a_tensor_that_does_not_belong_is_named(folder, name, change, says):
         (lambda c: c.update(bilm=[1]), "expected a table of settings, found list"),
         (lambda c: c.pop("bilm"), "expected a table of settings, found NoneType"),
         (lambda c: c.update(layer_norm="yes"), "layer_norm must be true or false, not 'yes'"),
-        (lambda c: c.update(tokenizer="words"), "tokenizer must be one of treebank, spaces, characters, not 'words'"),
+        (lambda c: c.update(tokenizer="words"), "one of treebank, spaces, characters, han, not 'words'"),
         (lambda c: c.update(tokenizer=["spaces"]), r"tokenizer must be one of .*, not \['spaces'\]"),
         (lambda c: c.update(tokenizer=None), "tokenizer must be one of .*, not None"),
         (lambda c: c.update(format="bert"), 'no "format": "elmokit", so another program wrote it'),

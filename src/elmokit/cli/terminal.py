@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,7 +126,13 @@ class RecipeCommand(click.Command):
         from elmokit.settings import recipe_names
 
         with formatter.section("Recipes"):
-            formatter.write_text(", ".join(recipe_names(self.recipes)))
+            indent = " " * formatter.current_indent
+            names = ", ".join(recipe_names(self.recipes))
+            # not write_text, which breaks a line inside transformer-tiny
+            lines = textwrap.wrap(
+                names, formatter.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
+            formatter.write("\n".join(lines) + "\n")
 
 
 # ---- input and output ------------------------------------------------------------------------------------------------
