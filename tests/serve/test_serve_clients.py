@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zlib
 
 import httpx
@@ -312,9 +313,12 @@ def test_the_id_and_the_trace_of_a_request_are_passed_on(client, caplog):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with caplog.at_level("INFO", "elmokit"):
         answer = post(client, "/embed", {"inputs": "a"}, **{"x-request-id": "abc-1.2", "traceparent": trace})
+        deadline, found = time.monotonic() + 10, []
+        while not found and time.monotonic() < deadline:  # the server writes its log after the answer
+            found = [record.fields for record in caplog.records if getattr(record, "fields", {}).get("id") == "abc-1.2"]
+            time.sleep(0.01)
     assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("abc-1.2", trace)
-    (fields,) = [record.fields for record in caplog.records if getattr(record, "fields", {}).get("id") == "abc-1.2"]
-    assert fields["trace_id"] == trace[3:35]
+    assert [fields["trace_id"] for fields in found] == [trace[3:35]]
     for wrong in ({"x-request-id": "two words"}, {"x-request-id": "x" * 200}, {"traceparent": "00-zz-1-01"}):
         answer = post(client, "/embed", {"inputs": "a"}, **wrong)
         assert len(answer.headers["x-request-id"]) == 16

@@ -106,6 +106,7 @@ def test_trainings_at_the_same_time_write_what_they_write_one_after_the_other(sm
     assert len(started) == 3
 
 
+@pytest.mark.slow
 def test_trainings_of_several_shares_run_at_the_same_time(small, tmp_path, started):
     config = small(elmo_at="none", epochs=1)
     seen = set()
@@ -175,6 +176,7 @@ def test_an_error_has_the_same_type_and_message_in_the_other_process(error, expe
     assert (received.args, str(received)) == (expected.args, str(expected))
 
 
+@pytest.mark.slow
 @posix_only
 def test_a_training_that_is_killed_is_named_with_its_signal_and_resumes(small, tmp_path, started, caplog):
     settings = {"dropout": 0.3, "epochs": 25, "patience": 25}

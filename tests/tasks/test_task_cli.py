@@ -139,6 +139,7 @@ def test_the_variants_of_a_comparison_can_be_named(arguments, tmp_path):
         run("compare", *arguments, "--variants", "none,top")
 
 
+@pytest.mark.slow
 def test_trainings_at_the_same_time_are_told_apart_and_give_the_same_table(arguments, tmp_path):
     chosen = ["--seeds", "1", "--variants", "none,input"]
     options = [*map(str, arguments), *chosen, "--json"]
