@@ -34,7 +34,7 @@ from elmokit.storage.folder import Storage, stored
 
 require("onnx", extra="onnx")
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from elmokit.integrations.onnx_graph import Array, Directions, Graph, Shape, integer, ints, number, values_of
 from elmokit.integrations.onnx_transformer import normalized, transformer_layers
@@ -388,17 +388,22 @@ def _with_zero_row(graph: Graph, table: str) -> str:
 def model_proto(
     graph: Graph, inputs: dict[str, Shape], outputs: dict[str, Shape], metadata: dict[str, str]
 ) -> ModelProto:
-    """The file of a graph."""
+    """The file of a biLM's graph."""
     vectors = {name: shape for name, shape in outputs.items() if name != "mask"}
     results = [*values_of(vectors), *values_of({"mask": outputs["mask"]}, TensorProto.BOOL)]
     kinds = {"ids": TensorProto.INT64, "weights": TensorProto.FLOAT}
     read = [value for name, shape in inputs.items() for value in values_of({name: shape}, kinds[name])]
-    model = helper.make_model(
-        helper.make_graph(graph.nodes, "bilm", read, results, graph.constants),
+    model = file_of(graph, "bilm", read, results)
+    helper.set_model_props(model, metadata)
+    return model
+
+
+def file_of(graph: Graph, name: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]) -> ModelProto:
+    """A graph as a file, with the versions that every file of elmokit has."""
+    return helper.make_model(
+        helper.make_graph(graph.nodes, name, inputs, outputs, graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="elmokit",
         producer_version=__version__,
     )
-    helper.set_model_props(model, metadata)
-    return model

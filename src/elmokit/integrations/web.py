@@ -28,9 +28,8 @@ from elmokit.storage.folder import stored
 
 require("onnx", extra="onnx")
 
-from onnx import helper
 
-from elmokit.integrations.onnx import IR_VERSION, OPSET, bilm_layers, check_exportable, chosen_vectors, model_proto
+from elmokit.integrations.onnx import bilm_layers, check_exportable, chosen_vectors, file_of, model_proto
 from elmokit.integrations.onnx_graph import Graph, ints, number, values_of
 
 RUNTIME_FILES: Final = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -179,11 +178,4 @@ def _output_graph(model: ELMo) -> bytes:
     graph("LogSoftmax", scores, axis=1, output="log_probs")
     num_words, width = tensors["weight"].shape
     inputs, outputs = values_of({"hidden": ("rows", width)}), values_of({"log_probs": ("rows", num_words)})
-    proto = helper.make_model(
-        helper.make_graph(graph.nodes, "output", inputs, outputs, graph.constants),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="elmokit",
-        producer_version=__version__,
-    )
-    return bytes(proto.SerializeToString())
+    return bytes(file_of(graph, "output", inputs, outputs).SerializeToString())
