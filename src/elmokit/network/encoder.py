@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elmokit.kernels import cpu, product_dtype
+from elmokit.kernels import product_dtype
 from elmokit.network.devices import to_device
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
 WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
-WORDS_FOR_THREADS = 16  # from this number on, two threads encode the words of a call
 
 
 class CharacterEncoder(nn.Module):
@@ -88,30 +87,11 @@ class CharacterEncoder(nn.Module):
         # groups of words of similar length are trimmed most
         order = (char_ids != self.shifted_pad).sum(dim=1).argsort()
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
-        if device.type == "cpu" and len(order) >= WORDS_FOR_THREADS:
-            at_once = min(at_once, -(-len(order) // 2))  # a group for each of two threads
         sorted_ids = char_ids[order]
         begins = range(0, max(1, len(order)), at_once)
         groups = [to_device(self.trim(sorted_ids[begin : begin + at_once]), device) for begin in begins]
-        restore = to_device(order.argsort(), device)
-        if len(groups) > 1 and cpu.is_available(self.char_embedding) and not self._is_training():
-            return torch.cat(self._encode_in_threads(groups))[restore]
-        return self._project(self._maxima(groups)[restore])  # (N, F) -> (N, P)
-
-    def _encode_in_threads(self, groups: Sequence[Tensor]) -> list[Tensor]:
-        """(N, P) of each group, without gradients.
-
-        The products and maxima of a group are short, and PyTorch's threads would wait for each other at each of them.
-        Here two threads with half of the cores each take every other group, so that both get long and short words.
-        """
-        vectors: list[Tensor] = [self.char_embedding] * len(groups)
-
-        def run(first: int) -> None:
-            some = groups[first::2]
-            vectors[first::2] = torch.split(self.encode_groups(some), [len(group) for group in some])
-
-        cpu.in_parallel(run, 2)
-        return vectors
+        maxima = self._maxima(groups)[to_device(order.argsort(), device)]  # (N, F)
+        return self._project(maxima)
 
     def encode_groups(self, groups: Sequence[Tensor]) -> Tensor:
         """Encode words that are already grouped by length, for training.
@@ -128,19 +108,17 @@ class CharacterEncoder(nn.Module):
     def _maxima(self, groups: Sequence[Tensor]) -> Tensor:
         """(N, C) of each group -> (N of all groups, F): maximum of each filter over the positions, plus its bias."""
         convolutions = [layer for layer in self.convolutions if isinstance(layer, nn.Conv1d)]
+        is_training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 is a vector of zeros
         dtype = product_dtype(table)
         # one product of all filters is fastest on a GPU and with gradients, one product per filter on a CPU
-        banks = [convolutions] if self._is_training() or table.is_cuda else [[layer] for layer in convolutions]
+        banks = [convolutions] if is_training or table.is_cuda else [[layer] for layer in convolutions]
         filter_banks = [make_bank(bank, self.max_characters, dtype) for bank in banks]
         if len(filter_banks) == 1:
             groups = [self._with_room(ids) for ids in groups]
         maxima = [filter_maxima(ids, table.to(dtype), filter_banks) for ids in groups]
         bias = torch.cat([layer.bias for layer in convolutions if layer.bias is not None])
         return torch.cat(maxima) + bias.to(dtype)
-
-    def _is_training(self) -> bool:
-        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
     def _with_room(self, ids: Tensor) -> Tensor:
         """Append pads to words of full length, for the windows of the widest filter at the last positions."""
