@@ -274,13 +274,16 @@ def test_a_wrong_number_of_jobs_is_refused_before_anything_trains(small, wrong):
     assert not Path(config.out).exists()
 
 
-def test_by_default_a_gpu_trains_as_many_as_there_are_cores_and_a_cpu_one(small, monkeypatch):
-    monkeypatch.setattr(side_by_side, "_num_cores", lambda: 6)
+def test_by_default_a_gpu_trains_six_and_at_most_one_per_core_and_a_cpu_one(small, monkeypatch):
+    monkeypatch.setattr(side_by_side, "_num_cores", lambda: 4)
     assert choose_jobs(small(), 9, None) == 1
     assert choose_jobs(small(), 9, 4) == 4
     assert choose_jobs(small(), 3, 4) == 3
     monkeypatch.setattr(side_by_side, "find_device", lambda name: torch.device("cuda"))
+    assert choose_jobs(small(), 9, None) == 4
+    monkeypatch.setattr(side_by_side, "_num_cores", lambda: 16)
     assert choose_jobs(small(), 9, None) == 6
+    assert choose_jobs(small(), 9, 9) == 9
     assert choose_jobs(small(), 3, None) == 3
     assert choose_jobs(small(tune=True), 9, None) == 1
     assert choose_jobs(small(tune=True), 9, 2) == 2

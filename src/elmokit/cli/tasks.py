@@ -169,7 +169,7 @@ def predict(folder: str, source: str, elmo: str | None, vectors: str | None, dev
     type=click.IntRange(1),
     metavar="N",
     help="Number of trainings that run at the same time, each with one CPU thread if there are several.  "
-    "[default: on a GPU one per CPU core; 1 on a CPU, or with --tune]",
+    "[default: 6 on a GPU, at most one per CPU core; 1 on a CPU, or with --tune]",
 )
 @json_option
 def compare(seeds: int, shares: str | None, variants: str, jobs: int | None, as_json: bool, **options: Any) -> None:

@@ -77,8 +77,9 @@ def compare(
         seeds: One training of each variant per seed.
         variants: Where ELMo's vectors are added.
         jobs: Number of trainings that run at the same time, each in a process of its own with one CPU thread. With 1
-            they run in this process, one after the other. None: on a GPU one per CPU core; 1 on a CPU, and if `tune`
-            is set. The results are the same, except for the last digits of sums that several CPU threads add up.
+            they run in this process, one after the other. None: on a GPU six, and at most one per CPU core; 1 on a
+            CPU, and if `tune` is set. The results are the same, except for the last digits of sums that several CPU
+            threads add up.
         on_progress: Called in this process with the variant and the seed that train, and their progress. With several
             jobs at most ten times per second and training.
 

@@ -42,6 +42,7 @@ from elmokit.tasks.task import check_requirements, find_task
 from elmokit.tasks.trainer import RESULT_FILE, Progress, train
 
 SECONDS_BETWEEN_REPORTS = 0.1  # of one training; the end of an epoch is always reported
+TRAININGS_PER_GPU = 6  # processes take turns on a GPU: twenty at once hardly advanced
 SECONDS_TO_STOP = 30.0  # then the process of a training is killed
 
 _Messages = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
@@ -54,8 +55,8 @@ def choose_jobs(config: TaskConfig, num_trainings: int, jobs: int | None) -> int
     Args:
         config: The settings that the trainings share.
         num_trainings: Number of all trainings.
-        jobs: What the user asked for. None: on a GPU one per CPU core; 1 on a CPU, if the biLM is trained too (which
-            keeps a GPU busy), and for a task that is not part of elmokit.
+        jobs: What the user asked for. None: on a GPU six, and at most one per CPU core; 1 on a CPU, if the biLM is
+            trained too (which keeps a GPU busy), and for a task that is not part of elmokit.
 
     Returns:
         At most one per training.
@@ -66,7 +67,7 @@ def choose_jobs(config: TaskConfig, num_trainings: int, jobs: int | None) -> int
     is_packaged = PACKAGE_TASKS.get(config.task) is find_task(config.task)
     if jobs is None:
         is_small = find_device(config.device).type == "cuda" and not config.tune
-        jobs = _num_cores() if is_small and is_packaged else 1
+        jobs = min(_num_cores(), TRAININGS_PER_GPU) if is_small and is_packaged else 1
     elif jobs > 1 and not is_packaged:
         raise ValueError(
             f"jobs is {jobs}, but the task {config.task!r} is not part of elmokit, and another process does not know "
