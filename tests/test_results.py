@@ -32,12 +32,20 @@ def read(values, tmp_path):
     return comparisons
 
 
-def test_the_table_of_tasks_is_that_of_the_comparisons(read):
-    comparisons = read("summary.json")
-    assert len(comparisons) >= 6
+@pytest.mark.parametrize("name, fewest", [("second-edition.json", 2), ("summary.json", 6)])
+def test_the_table_of_tasks_is_that_of_the_comparisons(read, name, fewest):
+    comparisons = read(name)
+    assert len(comparisons) >= fewest
     assert to_markdown(*summary_table(comparisons)) in PAGE
     for comparison in comparisons.values():
         assert all(len(variant.scores) == len(comparison.seeds) == 3 for variant in comparison.variants)
+
+
+def test_the_second_reduction_of_sst5_is_that_against_the_first_baseline(values):
+    means = {name: {one["elmo_at"]: one["mean"] for one in values(name)["sst5"]["variants"]}
+             for name in ("second-edition.json", "summary.json")}  # fmt: skip
+    baseline = means["summary.json"]["none"]
+    assert f"removes {100 * (means['second-edition.json']['both'] - baseline) / (1 - baseline):.1f} % of" in PAGE
 
 
 def test_the_table_of_mixes_is_that_of_the_trained_tasks(values):
