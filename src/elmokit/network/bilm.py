@@ -277,6 +277,7 @@ class BiLM(nn.Module):
         *,
         dropout: Callable[[Tensor], Tensor] | None = None,
         with_state: bool = True,
+        fixed_shapes: bool = False,
     ) -> tuple[list[Tensor], State | None]:
         """Run every layer, in both directions.
 
@@ -288,6 +289,7 @@ class BiLM(nn.Module):
             dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output;
                 or to the token vectors and to what each half of a transformer block adds.
             with_state: Return the state. That of an LSTM is always returned.
+            fixed_shapes: All calls have these shapes: transformer blocks are compiled on a GPU.
 
         Returns:
             (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token.
@@ -297,7 +299,16 @@ class BiLM(nn.Module):
             assert state is None or isinstance(state, AttentionState)
             blocks = cast(Sequence[Block], self.layers)
             attention = Attention(config.num_heads, config.attention_window)
-            return run_blocks(blocks, x, lengths, state, attention, dropout=dropout, with_state=with_state)
+            return run_blocks(
+                blocks,
+                x,
+                lengths,
+                state,
+                attention,
+                dropout=dropout,
+                with_state=with_state,
+                fixed_shapes=fixed_shapes,
+            )
         state = self.initial_state(x.shape[2]) if state is None else state
         assert isinstance(state, BiLMState)
         drop = dropout or (lambda y: y)

@@ -19,10 +19,11 @@ Legend of shapes: D = 2 directions, T tokens, B sentences, P projection, H heads
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ from torch.nn import functional
 from elmokit import kernels
 from elmokit.kernels import cpu
 from elmokit.kernels.cpu.packed import packed_direction
+
+logger = logging.getLogger(__name__)
 
 NORM_EPS = 1e-6  # added to the mean square
 ROTARY_BASE = 10_000.0
@@ -119,6 +122,7 @@ def run_blocks(
     *,
     dropout: Dropout | None = None,
     with_state: bool = True,
+    fixed_shapes: bool = False,
 ) -> tuple[list[Tensor], AttentionState | None]:
     """Run every block, in both directions.
 
@@ -130,6 +134,7 @@ def run_blocks(
         attention: Sizes of the attention.
         dropout: Applied to the token vectors and to what each half of a block adds.
         with_state: Return the state.
+        fixed_shapes: All calls have these shapes, as in pretraining: on a GPU it pays to compile the blocks.
 
     Returns:
         (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token of
@@ -138,12 +143,13 @@ def run_blocks(
     if torch.is_autocast_enabled(x.device.type):  # only products are in half precision, not their sum
         x = x.to(torch.promote_types(x.dtype, torch.float32))
     x = x if dropout is None else dropout(x)
-    run = _Run(attention, lengths, dropout, with_state)
     order = _reading_order(lengths, x.shape[1])  # (B, T)
     rows = torch.stack([x[0].transpose(0, 1), _reorder(x[1].transpose(0, 1), order)])  # (D, B, T, P)
     needs_grad = torch.is_grad_enabled() and (
         x.requires_grad or any(weight.requires_grad for block in blocks for weight in block.parameters())
     )
+    fuse = fixed_shapes and x.is_cuda and dropout is None  # a compiled function cannot draw from a generator
+    run = _Run(attention, lengths, dropout, with_state, fused_block if fuse else _run_block)
     if kernels.choose(x) is not cpu or needs_grad or dropout is not None:
         outputs, after = run([block.product for block in blocks], rows, state)
         forward, backward = (list(part) for part in zip(*(layer.unbind() for layer in outputs), strict=True))
@@ -186,6 +192,7 @@ class _Run:
     lengths: Tensor
     dropout: Dropout | None
     with_state: bool
+    run_block: Callable[..., _BlockOutput]
 
     def __call__(
         self, products: Sequence[Product], x: Tensor, state: AttentionState | None
@@ -232,12 +239,9 @@ class _Run:
         normed = norm(x)
         for number, product in enumerate(products):
             before = None if state is None else (state.past_keys[number], state.past_values[number])
-            added, k, v = self._attend(product, normed, before, turns, mask)
-            x = x + self._drop(added)
-            gate, value = product("feedforward_input", norm(x).flatten(1, 2)).chunk(2, dim=-1)  # (D, B T, F) each
-            added = product("feedforward_output", functional.silu(gate) * value)
-            x = x + self._drop(added.view(x.shape))
-            normed = norm(x)
+            x, normed, k, v = self.run_block(
+                product, x, normed, before, turns, mask, num_heads=self.attention.num_heads, dropout=self.dropout
+            )
             layers.append(torch.where(is_token, normed, 0.0))
             if keep is not None:
                 keys.append(_take(k, keep, self.attention.window - 1, has_past=state is not None))
@@ -248,36 +252,111 @@ class _Run:
         num_past = num_past.clamp(max=self.attention.window - 1).view(1, 1, -1)
         return layers, AttentionState(torch.stack(keys), torch.stack(values), num_past)
 
-    def _attend(
-        self,
-        product: Product,
-        x: Tensor,
-        past: tuple[Tensor, Tensor] | None,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention adds (D, B, T, P), and all keys and values (D, B, S, P), those of the past first."""
-        d, num_rows, num_steps, p = x.shape
-        heads = (self.attention.num_heads, p // self.attention.num_heads)
-        qkv = product("attention_input", x.flatten(1, 2)).view(d, num_rows, num_steps, 3 * heads[0], heads[1])
-        queries_keys = norm(qkv[..., : 2 * heads[0], :])
-        q, k = queries_keys.chunk(2, dim=-2)  # (D, B, T, H, P / H) each
-        v = qkv[..., 2 * heads[0] :, :]
-        if past is not None:
-            keys, values = (part.view(*part.shape[:-1], *heads).to(k.dtype) for part in past)
-            k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-        cos, sin = (part.to(k.dtype) for part in turns)  # half precision under autocast
-        q = _turn(q, cos[len(cos) - num_steps :], sin[len(sin) - num_steps :])
-        # (D, B, S, H, P / H) -> (D B, H, S, P / H)
-        asked, known, taken = (part.flatten(0, 1).transpose(1, 2) for part in (q, _turn(k, cos, sin), v))
-        if mask is not None and len(mask) > 1:
-            mask = mask.repeat(d, 1, 1, 1)
-        mixed = functional.scaled_dot_product_attention(asked, known, taken, attn_mask=mask, is_causal=mask is None)
-        mixed = mixed.transpose(1, 2).reshape(d, num_rows * num_steps, p)
-        return product("attention_output", mixed).view(x.shape), k.flatten(-2), v.flatten(-2)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return x if self.dropout is None else self.dropout(x)
+# ---- one block -------------------------------------------------------------------------------------------------------
+
+
+class _BlockOutput(NamedTuple):
+    """What a block hands on."""
+
+    x: Tensor  # (D, B, T, P)
+    normed: Tensor  # (D, B, T, P), norm(x)
+    keys: Tensor  # (D, B, S, P), those of the past first
+    values: Tensor  # (D, B, S, P)
+
+
+def _run_block(
+    product: Product,
+    x: Tensor,
+    normed: Tensor,
+    past: tuple[Tensor, Tensor] | None,
+    turns: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    *,
+    num_heads: int,
+    dropout: Dropout | None,
+) -> _BlockOutput:
+    """Run one block.
+
+    Args:
+        product: Multiplies by the matrices of the block.
+        x: (D, B, T, P).
+        normed: (D, B, T, P), norm(x).
+        past: Keys and values (D, B, W - 1, P) of the tokens before.
+        turns: Factors of `_turns` for all S keys.
+        mask: Keys that each token may attend to; None: causal.
+        num_heads: Number of heads.
+        dropout: Applied to what each half of the block adds.
+    """
+    drop = dropout or (lambda y: y)
+    added, k, v = _attend(product, normed, past, turns, mask, num_heads)
+    x = x + drop(added)
+    gate, value = product("feedforward_input", norm(x).flatten(1, 2)).chunk(2, dim=-1)  # (D, B T, F) each
+    x = x + drop(product("feedforward_output", functional.silu(gate) * value).view(x.shape))
+    return _BlockOutput(x, norm(x), k, v)
+
+
+def _attend(
+    product: Product,
+    x: Tensor,
+    past: tuple[Tensor, Tensor] | None,
+    turns: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    num_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention adds (D, B, T, P), and all keys and values (D, B, S, P), those of the past first."""
+    d, num_rows, num_steps, p = x.shape
+    heads = (num_heads, p // num_heads)
+    qkv = product("attention_input", x.flatten(1, 2)).view(d, num_rows, num_steps, 3 * heads[0], heads[1])
+    queries_keys = norm(qkv[..., : 2 * heads[0], :])
+    q, k = queries_keys.chunk(2, dim=-2)  # (D, B, T, H, P / H) each
+    v = qkv[..., 2 * heads[0] :, :]
+    if past is not None:
+        keys, values = (part.view(*part.shape[:-1], *heads).to(k.dtype) for part in past)
+        k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
+    cos, sin = (part.to(k.dtype) for part in turns)  # half precision under autocast
+    q = _turn(q, cos[len(cos) - num_steps :], sin[len(sin) - num_steps :])
+    # (D, B, S, H, P / H) -> (D B, H, S, P / H)
+    asked, known, taken = (part.flatten(0, 1).transpose(1, 2) for part in (q, _turn(k, cos, sin), v))
+    if mask is not None and len(mask) > 1:
+        mask = mask.repeat(d, 1, 1, 1)
+    mixed = functional.scaled_dot_product_attention(asked, known, taken, attn_mask=mask, is_causal=mask is None)
+    mixed = mixed.transpose(1, 2).reshape(d, num_rows * num_steps, p)
+    return product("attention_output", mixed).view(x.shape), k.flatten(-2), v.flatten(-2)
+
+
+class FusedBlock:
+    """`_run_block` with fused kernels, for training on a GPU: element-wise kernels took more than half of a step.
+
+    It is compiled at its first call. One compilation serves all blocks of the same sizes, since weights are inputs. If
+    it fails, as it does without a C compiler, the block runs as it is.
+
+    Args:
+        backend: Compiler of `torch.compile`.
+    """
+
+    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        self._backend = backend
+        self._compiled: Callable[..., _BlockOutput] | None = None
+
+    def __call__(self, *arguments: Any, **settings: Any) -> _BlockOutput:
+        from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+        if self._compiled is None:
+            self._compiled = torch.compile(_run_block, dynamic=False, backend=self._backend)
+        try:
+            return self._compiled(*arguments, **settings)
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).splitlines()[:2])
+            logger.warning("the blocks cannot be compiled (%s): training continues without, which is slower", reason)
+            self._compiled = _run_block
+            return _run_block(*arguments, **settings)
+
+
+fused_block = FusedBlock()
+
+
+# ---- positions and windows -------------------------------------------------------------------------------------------
 
 
 def norm(x: Tensor) -> Tensor:

@@ -205,7 +205,14 @@ class Learner:
         tokens = take_rows(bilm.embed_groups(batch.words), batch.index)  # (D, T, B, P)
         lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
         dropout = self._drop if self.config.dropout else None
-        layers, after = bilm.run_layers(tokens, lengths, state, dropout=dropout, with_state=state is not None)
+        layers, after = bilm.run_layers(
+            tokens,
+            lengths,
+            state,
+            dropout=dropout,
+            with_state=state is not None,
+            fixed_shapes=self._recorder is not None,
+        )
         losses = []
         for direction in range(2):
             hidden, targets = (
