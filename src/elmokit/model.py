@@ -609,7 +609,7 @@ class ELMo(nn.Module):
             counts = to_device(torch.tensor(batch.num_words).unsqueeze(1), self.device)  # (B, 1)
             is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
             totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
-            vectors[torch.tensor(batch.positions, device=self.device)] = totals / counts.clamp(min=1)
+            vectors.index_copy_(0, torch.tensor(batch.positions, device=self.device), totals / counts.clamp(min=1))
         if normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         if isinstance(sentences, str):

@@ -20,7 +20,7 @@ from elmokit.kernels.samples import samples_of
 
 PACKED_FOR_ROWS = 64  # the layout that oneDNN chooses for this many rows is the fastest for fewer and more rows too
 EXACT_ROWS = 64  # up to this many rows (one step of the LSTM) are multiplied without padding
-NUM_SAMPLES = 1024  # elements of a weight that are compared to detect writes which autograd does not count
+NUM_SAMPLES = 512  # elements of a direction of a weight, compared to detect writes which autograd does not count
 
 
 class PackedMatrix(NamedTuple):
@@ -54,19 +54,19 @@ def _padded_rows(n: int) -> int:
 
 
 class CacheEntry(NamedTuple):
-    """The packed directions of a weight, and the weight's version, address and samples when they were packed."""
+    """One direction of a weight packed, and the weight's version, address and samples when it was packed."""
 
     version: int
     address: int
     samples: Tensor
-    directions: dict[int, PackedMatrix]
+    packed: PackedMatrix
 
     def is_current(self, version: int, address: int, samples: Tensor) -> bool:
         """Whether the weight is unchanged since it was packed."""
         return (self.version, self.address) == (version, address) and torch.equal(self.samples, samples)
 
 
-_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> CacheEntry; an entry is freed with its weight
+_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> {d: CacheEntry}; freed with its weight
 _cache_lock = threading.Lock()
 
 
@@ -76,16 +76,19 @@ def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
     Writes that autograd counts (optimizers, load_state_dict, no_grad) change the version.  Writes through `.data` do
     not, so samples spread over the weight are compared as well.
     """
+    plain = weight[d].detach()
     version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
-    samples = samples_of(weight, NUM_SAMPLES)
+    samples = samples_of(plain, NUM_SAMPLES)
     with _cache_lock:
-        entry: CacheEntry | None = _cache.get(weight)  # type: ignore[no-untyped-call]
-        if entry is None or not entry.is_current(version, address, samples):
-            entry = _cache[weight] = CacheEntry(version, address, samples.clone(), {})
-        if d not in entry.directions:
-            plain = weight[d].detach()
-            entry.directions[d] = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
-        return entry.directions[d]
+        directions: dict[int, CacheEntry] | None = _cache.get(weight)  # type: ignore[no-untyped-call]
+        if directions is None:
+            directions = _cache[weight] = {}
+    # the threads of the directions do not wait for each other: each has an entry of its own
+    entry = directions.get(d)
+    if entry is None or not entry.is_current(version, address, samples):
+        packed = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
+        entry = directions[d] = CacheEntry(version, address, samples.clone(), packed)
+    return entry.packed
 
 
 def to_blocked(plain: Tensor) -> Tensor:
