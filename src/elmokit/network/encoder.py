@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elmokit import kernels
 from elmokit.kernels import product_dtype
 from elmokit.network.devices import to_device
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
-WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+WORDS_AT_ONCE = {"cpu": 32, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
 
 
 class CharacterEncoder(nn.Module):
@@ -59,7 +60,7 @@ class CharacterEncoder(nn.Module):
         self.highways = nn.ModuleList(Highway(filters_dim) for _ in range(num_highways))
         self.projection: nn.Module | None = None
         if projection_dim is not None:
-            self.projection = init_linear(nn.Linear(filters_dim, projection_dim))
+            self.projection = init_linear(Linear(filters_dim, projection_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -111,12 +112,13 @@ class CharacterEncoder(nn.Module):
         is_training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 is a vector of zeros
         dtype = product_dtype(table)
-        # one product of all filters is fastest on a GPU and with gradients, one product per filter on a CPU
-        banks = [convolutions] if is_training or table.is_cuda else [[layer] for layer in convolutions]
-        filter_banks = [make_bank(bank, self.max_characters, dtype) for bank in banks]
-        if len(filter_banks) == 1:
-            groups = [self._with_room(ids) for ids in groups]
-        maxima = [filter_maxima(ids, table.to(dtype), filter_banks) for ids in groups]
+        table = table.to(dtype)
+        groups = [self._with_room(ids) for ids in groups]
+        if is_training or not table.is_cpu:
+            bank = make_bank(convolutions, self.max_characters, dtype)
+            maxima = [filter_maxima(ids, table, bank) for ids in groups]
+        else:
+            maxima = looked_up_maxima(groups, table, convolutions, self.max_characters)
         bias = torch.cat([layer.bias for layer in convolutions if layer.bias is not None])
         return torch.cat(maxima) + bias.to(dtype)
 
@@ -162,14 +164,18 @@ class CharacterEncoder(nn.Module):
 # ---- the maximum of each filter over the positions of a word ---------------------------------------------------------
 
 
+Limits = tuple[tuple[int, int, int], ...]
+"""(first channel, channel after the last, number of positions in a word of full length) of each filter."""
+
+
 @dataclass(frozen=True)
 class FilterBank:
     """Filters that are applied as one product; narrower filters are padded with zeros to the width W of the widest."""
 
     weight: Tensor
     """(W d, F)."""
-    limits: tuple[tuple[int, int, int], ...]
-    """(first channel, channel after the last, number of positions in a word of full length) of each filter."""
+    limits: Limits
+    """Of each filter."""
 
 
 def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: torch.dtype) -> FilterBank:
@@ -181,46 +187,83 @@ def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: tor
         dtype: Data type of the product.
     """
     width = max(layer.kernel_size[0] for layer in convolutions)
-    kernels, limits, begin = [], [], 0
+    filters = []
     for layer in convolutions:
-        kernel = layer.weight.flatten().view(layer.weight.shape)  # its gradient gets the strides that DDP expects
-        kernels.append(functional.pad(kernel, (0, width - layer.kernel_size[0])))  # (channels, d, W)
+        weight = layer.weight.flatten().view(layer.weight.shape)  # its gradient gets the strides that DDP expects
+        filters.append(functional.pad(weight, (0, width - layer.kernel_size[0])))  # (channels, d, W)
+    weight = torch.cat(filters).transpose(1, 2).flatten(1).to(dtype).t()
+    return FilterBank(weight, limits_of(convolutions, max_characters))
+
+
+def limits_of(convolutions: Sequence[nn.Conv1d], max_characters: int) -> Limits:
+    """The limits of convolutions whose channels lie one after the other."""
+    limits, begin = [], 0
+    for layer in convolutions:
         limits.append((begin, begin + layer.out_channels, max_characters - layer.kernel_size[0] + 1))
         begin += layer.out_channels
-    if len(kernels) == 1:
-        weight = kernels[0].permute(2, 1, 0).flatten(0, 1).to(dtype)  # (W d, F): fastest for few rows
-    else:
-        weight = torch.cat(kernels).transpose(1, 2).flatten(1).to(dtype).t()
-    return FilterBank(weight, tuple(limits))
+    return tuple(limits)
 
 
-def filter_maxima(ids: Tensor, table: Tensor, banks: Sequence[FilterBank]) -> Tensor:
-    """The maximum of each filter over the positions of a word.
+def filter_maxima(ids: Tensor, table: Tensor, bank: FilterBank) -> Tensor:
+    """The maximum of each filter over the positions of a word, by one product of all filters.
 
     Args:
         ids: (N, C) shifted ids.
         table: (1 + number of characters, d); row 0 is zero.
-        banks: Filters.
+        bank: Filters.
 
     Returns:
         (N, F).
     """
     ids = ids.long()
-    if torch.is_grad_enabled() and (table.requires_grad or banks[0].weight.requires_grad):
-        maxima = [_FilterMaxima.apply(ids, table, bank.weight, bank.limits) for bank in banks]  # type: ignore[no-untyped-call]
-    else:
-        x = functional.embedding(ids, table).flatten(1)  # (N, C d)
-        maxima = [_scores(_windows(x, table, bank.weight), bank.weight, bank.limits).amax(dim=1) for bank in banks]
-    return torch.cat(maxima, dim=-1)
+    if torch.is_grad_enabled() and (table.requires_grad or bank.weight.requires_grad):
+        maxima: Tensor = _FilterMaxima.apply(ids, table, bank.weight, bank.limits)  # type: ignore[no-untyped-call]
+        return maxima
+    x = functional.embedding(ids, table).flatten(1)  # (N, C d)
+    return _scores(_windows(x, table, bank.weight), bank.weight, bank.limits).amax(dim=1)
+
+
+def looked_up_maxima(
+    groups: Sequence[Tensor], table: Tensor, convolutions: Sequence[nn.Conv1d], max_characters: int
+) -> list[Tensor]:
+    """As `filter_maxima` of each group, without gradients and with few operations, for a CPU.
+
+    The output of a filter is the sum of what each of its characters adds. What a character adds at each place of a
+    filter is computed once, since a text has few characters. Then w rows are added in place of a product of w d rows.
+
+    Args:
+        groups: (N, C) shifted ids of each group.
+        table: (1 + number of characters, d); row 0 is zero.
+        convolutions: Filters of any widths.
+        max_characters: Length of a word.
+
+    Returns:
+        (N, F) of each group.
+    """
+    is_used = torch.zeros(len(table), dtype=torch.bool)
+    for ids in groups:
+        is_used[ids.long()] = True
+    characters = table[is_used]  # (U, d)
+    limits, width = limits_of(convolutions, max_characters), max(layer.kernel_size[0] for layer in convolutions)
+    summands = table.new_zeros(width, len(characters), limits[-1][1])  # (W, U, F)
+    for layer, (begin, end, _) in zip(convolutions, limits, strict=True):
+        weight = layer.weight.detach().to(table.dtype).permute(2, 1, 0)  # (w, d, channels)
+        summands[: len(weight), :, begin:end] = characters @ weight
+    row = is_used.cumsum(0) - 1  # of a character among those used
+    first_rows = torch.arange(width) * len(characters)  # of each place of a filter
+    maxima = []
+    for ids in groups:
+        places = row[ids.long()].unfold(1, width, 1) + first_rows  # (N, positions, W)
+        sums = functional.embedding_bag(places.flatten(0, 1), summands.flatten(0, 1), mode="sum")  # (N positions, F)
+        maxima.append(_within(sums.view(*places.shape[:2], summands.shape[2]), limits).amax(dim=1))
+    return maxima
 
 
 class _FilterMaxima(torch.autograd.Function):
     """`filter_maxima` with its gradient, which only the window of each maximum receives."""
 
     @staticmethod
-    def forward(
-        ctx: Any, ids: Tensor, table: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int], ...]
-    ) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, table: Tensor, weight: Tensor, limits: Limits) -> Tensor:
         windows = _windows(functional.embedding(ids, table).flatten(1), table, weight)
         maxima, positions = _scores(windows, weight, limits).max(dim=1)
         ctx.save_for_backward(ids, table, weight, positions)
@@ -249,9 +292,14 @@ def _windows(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     return x.unfold(1, len(weight), table.shape[1])
 
 
-def _scores(windows: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int], ...]) -> Tensor:
+def _scores(windows: Tensor, weight: Tensor, limits: Limits) -> Tensor:
     """(N, positions, F): output of each filter at each position; minus infinity where it does not fit."""
     scores = (windows.reshape(-1, len(weight)) @ weight).view(*windows.shape[:2], weight.shape[1])
+    return _within(scores, limits)
+
+
+def _within(scores: Tensor, limits: Limits) -> Tensor:
+    """Write minus infinity where a filter does not fit into a word of full length: (N, positions, F)."""
     for begin, end, num_positions in limits:
         if num_positions < scores.shape[1]:
             scores[:, num_positions:, begin:end] = -math.inf
@@ -270,13 +318,21 @@ def _sum_by_row(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
 # ---- parts of encoders -----------------------------------------------------------------------------------------------
 
 
+class Linear(nn.Linear):
+    """An `nn.Linear` whose products are those of the engines."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, in) -> (N, out)."""
+        return kernels.linear(input, self.weight, self.bias)
+
+
 class Highway(nn.Module):
     """y = g * relu(x Wt + bt) + (1 - g) * x, with g = sigmoid(x Wc + bc)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.transform: nn.Module = init_linear(nn.Linear(dim, dim))
-        self.carry: nn.Module = init_linear(nn.Linear(dim, dim), bias=-2.0)
+        self.transform: nn.Module = init_linear(Linear(dim, dim))
+        self.carry: nn.Module = init_linear(Linear(dim, dim), bias=-2.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, F) -> (N, F)."""
@@ -330,7 +386,7 @@ class LexiconEncoder(nn.Module):
                 num_characters=num_characters + Lexicon.NUM_MARKS,
             )
         width = word_dim + sum(channels for _, channels in filters)
-        self.projection: nn.Module = init_linear(nn.Linear(width, projection_dim))
+        self.projection: nn.Module = init_linear(Linear(width, projection_dim))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Encode words.

@@ -1,6 +1,7 @@
 """Float32 weights in oneDNN's blocked layout, packed once and cached.
 
-Input: a weight (D, K, N).  Output: a `PackedMatrix` for one direction, which multiplies rows (n, K).
+Input: a weight (D, K, N) of an LSTM or (N, K) of a linear layer.  Output: a `PackedMatrix`, for one direction, which
+multiplies rows (n, K).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PackedMatrix(NamedTuple):
         """See `steps.Matrix`."""
         n = rows.size(0)
         # one row is a matrix-vector product: its time is that of reading the weights, fastest in the plain layout
-        if self.blocked is None or n == 1:
+        if self.blocked is None or n < 2:
             if plus is not None:
                 return plus.addmm_(rows, self.plain)
             return torch.mm(rows, self.plain) if bias is None else torch.addmm(bias, rows, self.plain)
@@ -71,23 +72,34 @@ _cache_lock = threading.Lock()
 
 
 def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
-    """`weight[d]` (K, N) packed: from the cache, or packed again if the weight has changed.
+    """`weight[d]` (K, N) of (D, K, N) packed: from the cache, or packed again if the weight has changed."""
+    part = weight[d].detach()
+    return _cached(weight, d, part, part)
+
+
+def packed_linear(weight: Tensor) -> PackedMatrix:
+    """The weight (N, K) of a linear layer packed, as `packed_direction`."""
+    part = weight.detach()
+    return _cached(weight, 0, part, part.t())
+
+
+def _cached(weight: Tensor, d: int, part: Tensor, plain: Tensor) -> PackedMatrix:
+    """`plain` (K, N) packed, which is `part` of a weight or its transpose.
 
     Writes that autograd counts (optimizers, load_state_dict, no_grad) change the version.  Writes through `.data` do
     not, so samples spread over the weight are compared as well.
     """
-    plain = weight[d].detach()
     version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
-    samples = samples_of(plain, NUM_SAMPLES)
+    samples = samples_of(part, NUM_SAMPLES)
     with _cache_lock:
-        directions: dict[int, CacheEntry] | None = _cache.get(weight)  # type: ignore[no-untyped-call]
-        if directions is None:
-            directions = _cache[weight] = {}
+        entries: dict[int, CacheEntry] | None = _cache.get(weight)  # type: ignore[no-untyped-call]
+        if entries is None:
+            entries = _cache[weight] = {}
     # the threads of the directions do not wait for each other: each has an entry of its own
-    entry = directions.get(d)
+    entry = entries.get(d)
     if entry is None or not entry.is_current(version, address, samples):
         packed = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
-        entry = directions[d] = CacheEntry(version, address, samples.clone(), packed)
+        entry = entries[d] = CacheEntry(version, address, samples.clone(), packed)
     return entry.packed
 
 
