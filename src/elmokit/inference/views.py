@@ -138,6 +138,8 @@ class _Chosen(View):
 
     def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
         vectors = self.tokens(reading)
+        if bool((end - start == 1).all()):  # phrases of one token need no product, which would start OpenMP's threads
+            return _wide(vectors.index_select(-2, to_device(start, vectors.device)))
         place = torch.arange(vectors.shape[-2])
         inside = (start.unsqueeze(-1) <= place) & (place < end.unsqueeze(-1))  # (S, T)
         share = inside / (end - start).unsqueeze(-1)
