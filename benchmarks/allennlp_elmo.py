@@ -36,7 +36,8 @@ def main() -> None:
     # of the text, sentences of about the usual 25 tokens, so that one sentence is the same case as in a batch
     sentences = [tokens for tokens in read_sentences(options.text, 2000) if 20 <= len(tokens) <= 30][:64]
     print(describe_machine("cpu", torch.float32, options.threads))
-    print("size      rows  elmokit  allennlp  ratio  (of the fastest)  largest difference")
+    columns = ["size", "sentences", "elmokit, tokens/s", "AllenNLP", "ratio (of the fastest)", "largest difference"]
+    print(f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", sep="\n")
     figures = []
     for size in options.size or ("small", "original"):
         torch.manual_seed(0)
@@ -61,10 +62,8 @@ def main() -> None:
             a, b = (statistics.median(seconds[name]) for name in ("elmokit", "allennlp"))
             of_fastest = min(seconds["allennlp"]) / min(seconds["elmokit"])
             figures.append({"size": size, "rows": rows, "tokens": num_tokens, "difference": difference, **seconds})
-            print(
-                f"{size:8}  {rows:4}  {num_tokens / a:7,.0f}  {num_tokens / b:8,.0f}  {b / a:4.1f}x"
-                f"  {of_fastest:14.1f}x  {difference:.1e}"
-            )
+            speeds = f"{num_tokens / a:,.0f} | {num_tokens / b:,.0f} | {b / a:.1f} ({of_fastest:.1f})"
+            print(f"| {size} | {rows} | {speeds} | {difference:.1e} |", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(figures) + "\n", encoding="utf-8")
 

@@ -1,9 +1,9 @@
 """The English model on a CPU: what each part takes beside its operations, and the cases that users have.
 
-    python benchmarks/cpu.py --text FILE [--only sentence,parts,perplexity,minilm,start] [--json FILE]
+    python benchmarks/cpu.py --text FILE [--only sentence,parts,perplexity,minilm,start] [--out FILE]
 
 sentence    one sentence of 25 known tokens and of 25 new words, by `ELMo.embed`
-parts       a new word, a token in the LSTM layers, a score: microseconds beside operations
+parts       a new word, a token in the LSTM layers, a score: microseconds beside operations, those of products
 perplexity  text scored as `elmokit perplexity` does, beside the operations of its products
 minilm      token vectors of new sentences beside a transformer of the sizes of all-MiniLM-L6-v2
 start       a new process: imports, the model, the first vectors
@@ -15,14 +15,12 @@ the same run.  Contenders take turns.  FILE has one tokenized sentence per line.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformer_sizes import MiniLM
@@ -48,22 +46,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--only", default=",".join(PARTS), help="Parts to run.")
+    parser.add_argument("--sentences", type=int, default=2000, help="Number of sentences of the text.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="File for the figures.")
+    parser.add_argument("--out", type=Path, help="File for the tables, in Markdown.")
     options = parser.parse_args()
-    sentences = read_sentences(options.text, 20_000)
+    sentences = read_sentences(options.text, options.sentences)
     machine = describe_machine("cpu", torch.float32, torch.get_num_threads())
     models = {"float32": ELMo.from_pretrained(), "int8": ELMo.from_pretrained(quantize="int8")}
-    figures: dict[str, Any] = {"machine": machine}
-    print(machine)
+    tables = [", ".join(f"{name} {value}" for name, value in machine.items())]
+    print(tables[0])
     for name in options.only.split(","):
-        columns, rows = PARTS[name](models, sentences, options.rounds, options.text)
-        print("", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", sep="\n")
-        for row in rows:
-            print(f"| {' | '.join(row)} |", flush=True)
-        figures[name] = [dict(zip(columns, row, strict=True)) for row in rows]
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        columns, rows = PARTS[name](models, sentences, options.rounds)
+        lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+        tables.append("\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]))
+        print("", tables[-1], sep="\n", flush=True)
+    if options.out is not None:
+        options.out.write_text("\n\n".join(tables) + "\n", encoding="utf-8")
 
 
 def shown(seconds: list[float], per: float = 1.0, digits: int = 1) -> str:
@@ -74,9 +72,7 @@ def shown(seconds: list[float], per: float = 1.0, digits: int = 1) -> str:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def time_sentence(
-    models: dict[str, ELMo], sentences: list[list[str]], rounds: int, text: Path
-) -> tuple[Row, list[Row]]:
+def time_sentence(models: dict[str, ELMo], sentences: list[list[str]], rounds: int) -> tuple[Row, list[Row]]:
     known = [next(tokens for tokens in sentences if len(tokens) == NUM_TOKENS)]
 
     def new(model: ELMo) -> None:
@@ -93,7 +89,7 @@ def time_sentence(
     return [f"one sentence of {NUM_TOKENS} tokens", "ms"], rows
 
 
-def time_parts(models: dict[str, ELMo], sentences: list[list[str]], rounds: int, text: Path) -> tuple[Row, list[Row]]:
+def time_parts(models: dict[str, ELMo], sentences: list[list[str]], rounds: int) -> tuple[Row, list[Row]]:
     ceiling = ceiling_flops("cpu", torch.float32, rounds)
     config = models["float32"].config
     width = sum(channels for _, channels in config.filters)
@@ -110,12 +106,12 @@ def time_parts(models: dict[str, ELMo], sentences: list[list[str]], rounds: int,
     for count in (25, 512, 2048):
         ids = torch.from_numpy(models["float32"].bilm.word_ids.ids(words[:count]))
         encode = {dtype: lambda m=model, ids=ids: m.bilm.embed_words(ids) for dtype, model in models.items()}
-        add(f"a new word, {count} at once: highways, projection", highways, count, encode)
+        add(f"a new word, {count} at once", highways, count, encode)
     for num_rows in (1, 32, 64):
         vectors = torch.randn(NUM_TOKENS + 2, num_rows, config.projection_dim)
         lengths = torch.full((num_rows,), len(vectors))
         run = {dtype: layers_call(model, vectors, lengths) for dtype, model in models.items()}
-        add(f"a token in the LSTM layers, {num_rows} sentences at once", lstm, num_rows * len(vectors), run)
+        add(f"a token in the LSTM layers, {num_rows} at once", lstm, num_rows * len(vectors), run)
     scorer = models["float32"]
     scorer.load_language_model()
     assert scorer.output_layer is not None
@@ -131,9 +127,7 @@ def layers_call(model: ELMo, vectors: torch.Tensor, lengths: torch.Tensor) -> Ca
     return lambda: model.bilm.contextualize(vectors, lengths, with_state=False)
 
 
-def time_perplexity(
-    models: dict[str, ELMo], sentences: list[list[str]], rounds: int, text: Path
-) -> tuple[Row, list[Row]]:
+def time_perplexity(models: dict[str, ELMo], sentences: list[list[str]], rounds: int) -> tuple[Row, list[Row]]:
     ceiling = ceiling_flops("cpu", torch.float32, rounds)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -159,10 +153,10 @@ def time_perplexity(
     return ["perplexity, LSTM layers in", "tokens", "million operations a token", "us a token", "of a product"], rows
 
 
-def time_minilm(models: dict[str, ELMo], sentences: list[list[str]], rounds: int, text: Path) -> tuple[Row, list[Row]]:
-    lines = [" ".join(tokens) for tokens in sentences[:2000]]
-    num_words = sum(map(len, sentences[:2000]))
-    other = MiniLM([" ".join(tokens) for tokens in sentences])
+def time_minilm(models: dict[str, ELMo], sentences: list[list[str]], rounds: int) -> tuple[Row, list[Row]]:
+    lines = [" ".join(tokens) for tokens in sentences]
+    num_words = sum(map(len, sentences))
+    other = MiniLM(lines)
 
     def new(model: ELMo) -> None:
         model.forget_words()
@@ -181,7 +175,7 @@ def time_minilm(models: dict[str, ELMo], sentences: list[list[str]], rounds: int
     return [label, "words/s", "of MiniLM-L6"], rows
 
 
-def time_start(models: dict[str, ELMo], sentences: list[list[str]], rounds: int, text: Path) -> tuple[Row, list[Row]]:
+def time_start(models: dict[str, ELMo], sentences: list[list[str]], rounds: int) -> tuple[Row, list[Row]]:
     calls: dict[str, Call] = {
         name: lambda c=code: subprocess.run([sys.executable, "-c", c], check=True) for name, code in STARTS.items()
     }
