@@ -98,6 +98,8 @@ def _cached(weight: Tensor, d: int, part: Tensor, plain: Tensor) -> PackedMatrix
     # the threads of the directions do not wait for each other: each has an entry of its own
     entry = entries.get(d)
     if entry is None or not entry.is_current(version, address, samples):
+        if plain.shape[0] > plain.shape[1]:
+            plain = plain.t().contiguous().t()  # one row multiplies a tall matrix faster by columns
         packed = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
         entry = entries[d] = CacheEntry(version, address, samples.clone(), packed)
     return entry.packed
