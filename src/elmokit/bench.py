@@ -326,12 +326,20 @@ def ceiling_flops(device: str, dtype: torch.dtype, rounds: int) -> float:
 
 
 def take_turns(calls: dict[str, Call], rounds: int, device: str) -> dict[str, float]:
-    """Median seconds per call of each contender; the contenders take turns.
+    """Median seconds per call of each contender; the contenders take turns, as in `time_turns`."""
+    return {name: statistics.median(taken) for name, taken in time_turns(calls, rounds, device).items()}
+
+
+def time_turns(
+    calls: dict[str, Call], rounds: int, device: str = "cpu", *, pause: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender in each round; the contenders take turns.
 
     Args:
         calls: The contenders by name. A short call is repeated for about 20 milliseconds.
         rounds: Number of turns.
         device: "cuda" devices are synchronized before and after each turn.
+        pause: Seconds before each turn, in which idle threads of the contender before it stop spinning.
     """
     wait: Call = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     counts: dict[str, int] = {}
@@ -350,8 +358,9 @@ def take_turns(calls: dict[str, Call], rounds: int, device: str) -> dict[str, fl
         counts[name] = max(1, round(0.02 / timed(call, 1)))
     for _ in range(rounds):
         for name, call in calls.items():
+            time.sleep(pause)
             times[name].append(timed(call, counts[name]))
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return times
 
 
 def read_sentences(path: Path | None, count: int) -> list[list[str]]:

@@ -50,7 +50,6 @@ from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
 from elmokit.storage.folder import ModelFiles
 from elmokit.storage.layouts import SOFTMAX_FILE, VOCABULARY_FILE, SoftmaxUrls
-from elmokit.storage.official import read_official_model, write_official, write_softmax, write_token_embeddings
 from elmokit.text import (
     TREEBANK,
     KnownScripts,
@@ -253,6 +252,8 @@ class ELMo(nn.Module):
             quantize: "int8" or None.
             progress: Called while files are downloaded.
         """
+        from elmokit.storage.official import read_official_model  # HDF5 takes as long to import as all of elmokit
+
         _check_settings(freeze, num_mixes, dropout, layer_norm, keep_boundaries, state)
         _check_placing(device, dtype, quantize, freeze)
         check_callable("progress", progress)
@@ -332,6 +333,8 @@ class ELMo(nn.Module):
 
     def export_hdf5(self, folder: str | os.PathLike[str]) -> None:
         """Write the official format: options.json, weights.hdf5; a language model also softmax.hdf5, vocabulary.txt."""
+        from elmokit.storage.official import write_official, write_softmax
+
         self._refuse_int8()
         folder = Path(check_path("folder", folder))
         write_official(self.config, self.bilm.state_dict(), folder)
@@ -346,6 +349,8 @@ class ELMo(nn.Module):
 
     def export_token_embeddings(self, vocabulary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
         """Write the context-free vector of each word of a vocabulary file, as bilm-tf's `dump_token_embeddings` did."""
+        from elmokit.storage.official import write_token_embeddings
+
         check_path("path", path)
         words = Vocabulary.load(Path(check_path("vocabulary", vocabulary))).words
         with torch.no_grad():
@@ -609,7 +614,7 @@ class ELMo(nn.Module):
             counts = to_device(torch.tensor(batch.num_words).unsqueeze(1), self.device)  # (B, 1)
             is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
             totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
-            vectors[torch.tensor(batch.positions, device=self.device)] = totals / counts.clamp(min=1)
+            vectors.index_copy_(0, torch.tensor(batch.positions, device=self.device), totals / counts.clamp(min=1))
         if normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         if isinstance(sentences, str):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from elmokit import kernels
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.cpu import int8, one_row, packed
 from elmokit.kernels.cpu import steps as forward_pass
@@ -440,3 +441,28 @@ def test_the_engine_takes_float32_on_cpu_and_leaves_everything_else_to_eager():
     assert not cpu.is_available(x.to("meta"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not cpu.is_available(x)
+
+
+# ---- linear layers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 64, 65, 200])
+def test_a_packed_linear_layer_gives_the_products_of_torch(num_rows):
+    torch.manual_seed(num_rows)
+    rows, weight, bias = torch.randn(num_rows, 24), torch.randn(40, 24), torch.randn(40)
+    expected = torch.nn.functional.linear(rows.double(), weight.double(), bias.double())
+    torch.testing.assert_close(kernels.linear(rows, weight, bias).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_changed_weight_of_a_linear_layer_is_packed_again():
+    rows, weight, bias = torch.randn(3, 24), torch.nn.Parameter(torch.randn(40, 24)), torch.zeros(40)
+    with torch.no_grad():
+        before = kernels.linear(rows, weight, bias)
+        weight.data.mul_(2.0)
+        torch.testing.assert_close(kernels.linear(rows, weight, bias), 2.0 * before, rtol=1e-5, atol=1e-5)
+
+
+def test_a_linear_layer_in_training_has_gradients():
+    rows, weight, bias = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.zeros(5)
+    kernels.linear(rows, weight, bias).sum().backward()
+    torch.testing.assert_close(weight.grad, rows.sum(dim=0).expand(5, 4))

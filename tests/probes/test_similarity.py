@@ -56,7 +56,7 @@ def test_the_correlation_is_that_of_ranks(model, monkeypatch):
     scores = likeness(model, given)
 
     def ranks(values):
-        values = np.round(values, 12)
+        values = np.round(values, 6)  # equal vectors have equal ranks
         return [(np.sum(values < value) + np.sum(values <= value) + 1) / 2 for value in values]
 
     for layer, column in zip(VIEWS, pair_cosines(model, given).T, strict=True):

@@ -13,6 +13,7 @@ forward from the left context and backward from the right one.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,10 +27,12 @@ REACH: Final = 48  # tokens of the context on each side that are read
 MOST_TOKENS: Final = 8
 
 
+@functools.lru_cache(maxsize=4)
 def log_prior(num_words: int) -> Tensor:
-    """(V,): log-probabilities, not normalized, of words in order of falling frequency by Zipf's law."""
-    ranks = torch.arange(num_words, dtype=torch.float64)
-    return torch.log(torch.log1p(1 / (ranks + 1)))
+    """(V,): log-probabilities, not normalized, of words in order of falling frequency by Zipf's law. Do not modify."""
+    with torch.inference_mode(False):  # it is also read outside of the caller's inference mode
+        ranks = torch.arange(num_words, dtype=torch.float64)
+        return torch.log(torch.log1p(1 / (ranks + 1)))
 
 
 def fill(

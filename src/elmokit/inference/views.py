@@ -20,6 +20,7 @@ nothing about its sense, which is zeros.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -129,11 +130,16 @@ class _Chosen(View):
     def tokens(self, reading: Reading) -> Tensor:
         inside = reading.layers[:, :, 1:-1]
         if self.layers == "average":
-            return inside.mean(dim=0)
+            if not inside.is_cpu:
+                return inside.mean(dim=0)
+            # the mean of one sentence would start OpenMP's threads, which then spin on the cores of the next sentence's
+            return (functools.reduce(torch.add, _wide(inside).unbind()) / len(inside)).to(inside.dtype)
         return inside if self.layers == "all" else inside[self.layers]
 
     def spans(self, reading: Reading, start: Tensor, end: Tensor) -> Tensor:
         vectors = self.tokens(reading)
+        if bool((end - start == 1).all()):  # phrases of one token need no product, which would start OpenMP's threads
+            return _wide(vectors.index_select(-2, to_device(start, vectors.device)))
         place = torch.arange(vectors.shape[-2])
         inside = (start.unsqueeze(-1) <= place) & (place < end.unsqueeze(-1))  # (S, T)
         share = inside / (end - start).unsqueeze(-1)
@@ -149,7 +155,9 @@ class _Slot(View):
         width = top.shape[-1] // 2
         # <S> is before token 0: token k has its left neighbour at k and its right one at k + 2
         left, right = to_device(torch.stack([start, end + 1]), top.device)
-        return _wide(torch.cat([top[:, left, :width], top[:, right, width:]], dim=-1))
+        # index_select: an index would start OpenMP's threads
+        before, after = top[..., :width].index_select(1, left), top[..., width:].index_select(1, right)
+        return _wide(torch.cat([before, after], dim=-1))
 
 
 class _Sense(View):
@@ -161,7 +169,7 @@ class _Sense(View):
         said = _Slot().spans(reading, start, end) - _slot_without_context(reading)
         sense = normalize(said, dim=-1) + SURROUNDINGS * _surroundings(reading, start, end)
         scale = math.sqrt(sense.shape[-1])  # of a vector of length one the values are about 1 / scale
-        return torch.tanh(sense * scale) / scale
+        return (2.0 * torch.sigmoid(2.0 * scale * sense) - 1.0) / scale  # a tanh would start OpenMP's threads
 
 
 _FROM_OUTSIDE: Final[Mapping[str, type[View]]] = {"slot": _Slot, "sense": _Sense}

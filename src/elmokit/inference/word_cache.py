@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from elmokit.network import to_device
 
@@ -76,7 +77,8 @@ class WordCache:
             assert self._table is not None
             self._used[slots] = self._call
             index = torch.from_numpy(arrange(slots))
-            vectors = self._table[to_device(index, self._table.device)]
+            # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
+            vectors = functional.embedding(to_device(index, self._table.device), self._table)
             if len(self._slots) > self.capacity:
                 self._make_room()
             return vectors

@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
@@ -35,6 +36,7 @@ __all__ = [
     "choose",
     "forced",
     "has_triton",
+    "linear",
     "product_dtype",
     "samples_of",
 ]
@@ -57,6 +59,23 @@ def choose(inputs: Tensor) -> Engine:
         if cuda.is_available(inputs):
             return cuda
     return cpu if cpu.is_available(inputs) else eager
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Products of rows, as `functional.linear`; without gradients on a CPU, weights are packed once.
+
+    Args:
+        rows: (n, K).
+        weight: (N, K).
+        bias: (N,).
+
+    Returns:
+        (n, N).
+    """
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (rows, weight, bias))
+    if needs_grad or not cpu.is_available(rows):
+        return functional.linear(rows, weight, bias)
+    return cpu.packed_linear(weight).product(rows, bias=bias)
 
 
 @functools.cache

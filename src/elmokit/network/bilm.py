@@ -468,7 +468,7 @@ def take_rows(vectors: Tensor, index: Tensor) -> Tensor:
         (*index.shape, P).
     """
     if not (vectors.requires_grad and torch.is_grad_enabled()):
-        return vectors[index]
+        return functional.embedding(index, vectors)  # an index would start OpenMP's threads
     rows: Tensor = _TakeRows.apply(vectors, index)  # type: ignore[no-untyped-call]
     return rows
 

@@ -1,7 +1,7 @@
 """Encoders of words: character convolutions, highways and projection, with or without a word table.
 
 Input: shifted ids of words, (N, C) characters or (N, 1 + C) of a lexicon.  Output: context-free vectors (N, P).
-Inference and training use the same convolutions (`filter_maxima`); in training words are grouped by length.
+In training words are grouped by length.
 
 Shapes: N words, C characters per word, d width of a character vector, w width of a filter, W width of the widest one, F
 channels of all filters, P projection.
@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elmokit.kernels import product_dtype
+from elmokit import kernels
+from elmokit.kernels import cpu, product_dtype
 from elmokit.network.devices import to_device
+from elmokit.network.filters import filter_maxima, looked_up_maxima, make_bank
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
-WORDS_AT_ONCE = {"cpu": 64, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+WORDS_AT_ONCE = {"cpu": 32, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+GROUPS_FOR_TWO_THREADS = 4  # fewer groups of words are faster in one thread: each thread reads all weights
 
 
 class CharacterEncoder(nn.Module):
@@ -59,7 +60,7 @@ class CharacterEncoder(nn.Module):
         self.highways = nn.ModuleList(Highway(filters_dim) for _ in range(num_highways))
         self.projection: nn.Module | None = None
         if projection_dim is not None:
-            self.projection = init_linear(nn.Linear(filters_dim, projection_dim))
+            self.projection = init_linear(Linear(filters_dim, projection_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -87,11 +88,24 @@ class CharacterEncoder(nn.Module):
         # groups of words of similar length are trimmed most
         order = (char_ids != self.shifted_pad).sum(dim=1).argsort()
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
-        sorted_ids = char_ids[order]
+        sorted_ids = char_ids.index_select(0, order)
         begins = range(0, max(1, len(order)), at_once)
         groups = [to_device(self.trim(sorted_ids[begin : begin + at_once]), device) for begin in begins]
-        maxima = self._maxima(groups)[to_device(order.argsort(), device)]  # (N, F)
-        return self._project(maxima)
+        if self._is_training() or not cpu.is_available(self.char_embedding):
+            return self.encode_groups(groups)[to_device(order.argsort(), device)]
+        # In the threads of the LSTM's directions, as OpenMP's threads of the caller would spin on their cores. They do
+        # not wait for each other.
+        num_threads = 2 if len(groups) >= GROUPS_FOR_TWO_THREADS else 1
+        parts = [order.new_empty(0)] * num_threads
+
+        def run(thread: int) -> None:
+            if thread < num_threads:
+                parts[thread] = self.encode_groups(groups[thread::num_threads])
+
+        cpu.in_parallel(run, 2)
+        places = torch.split(order, at_once)
+        computed = torch.cat([place for thread in range(num_threads) for place in places[thread::num_threads]])
+        return torch.cat(parts).index_select(0, computed.argsort())
 
     def encode_groups(self, groups: Sequence[Tensor]) -> Tensor:
         """Encode words that are already grouped by length, for training.
@@ -108,17 +122,21 @@ class CharacterEncoder(nn.Module):
     def _maxima(self, groups: Sequence[Tensor]) -> Tensor:
         """(N, C) of each group -> (N of all groups, F): maximum of each filter over the positions, plus its bias."""
         convolutions = [layer for layer in self.convolutions if isinstance(layer, nn.Conv1d)]
-        is_training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         table = functional.pad(self.char_embedding, (0, 0, 1, 0))  # id 0 is a vector of zeros
         dtype = product_dtype(table)
-        # one product of all filters is fastest on a GPU and with gradients, one product per filter on a CPU
-        banks = [convolutions] if is_training or table.is_cuda else [[layer] for layer in convolutions]
-        filter_banks = [make_bank(bank, self.max_characters, dtype) for bank in banks]
-        if len(filter_banks) == 1:
-            groups = [self._with_room(ids) for ids in groups]
-        maxima = [filter_maxima(ids, table.to(dtype), filter_banks) for ids in groups]
+        table = table.to(dtype)
+        groups = [self._with_room(ids) for ids in groups]
+        if self._is_training() or not table.is_cpu:
+            bank = make_bank(convolutions, self.max_characters, dtype)
+            maxima = [filter_maxima(ids, table, bank) for ids in groups]
+        else:
+            maxima = looked_up_maxima(groups, table, convolutions, self.max_characters)
         bias = torch.cat([layer.bias for layer in convolutions if layer.bias is not None])
         return torch.cat(maxima) + bias.to(dtype)
+
+    def _is_training(self) -> bool:
+        """Whether gradients are asked for."""
+        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
     def _with_room(self, ids: Tensor) -> Tensor:
         """Append pads to words of full length, for the windows of the widest filter at the last positions."""
@@ -159,115 +177,15 @@ class CharacterEncoder(nn.Module):
         return char_ids[:, : min(char_ids.shape[1], longest + self.widest)]
 
 
-# ---- the maximum of each filter over the positions of a word ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FilterBank:
-    """Filters that are applied as one product; narrower filters are padded with zeros to the width W of the widest."""
-
-    weight: Tensor
-    """(W d, F)."""
-    limits: tuple[tuple[int, int, int], ...]
-    """(first channel, channel after the last, number of positions in a word of full length) of each filter."""
-
-
-def make_bank(convolutions: Sequence[nn.Conv1d], max_characters: int, dtype: torch.dtype) -> FilterBank:
-    """Make one bank of convolutions.
-
-    Args:
-        convolutions: Filters of any widths.
-        max_characters: Length of a word.
-        dtype: Data type of the product.
-    """
-    width = max(layer.kernel_size[0] for layer in convolutions)
-    kernels, limits, begin = [], [], 0
-    for layer in convolutions:
-        kernel = layer.weight.flatten().view(layer.weight.shape)  # its gradient gets the strides that DDP expects
-        kernels.append(functional.pad(kernel, (0, width - layer.kernel_size[0])))  # (channels, d, W)
-        limits.append((begin, begin + layer.out_channels, max_characters - layer.kernel_size[0] + 1))
-        begin += layer.out_channels
-    if len(kernels) == 1:
-        weight = kernels[0].permute(2, 1, 0).flatten(0, 1).to(dtype)  # (W d, F): fastest for few rows
-    else:
-        weight = torch.cat(kernels).transpose(1, 2).flatten(1).to(dtype).t()
-    return FilterBank(weight, tuple(limits))
-
-
-def filter_maxima(ids: Tensor, table: Tensor, banks: Sequence[FilterBank]) -> Tensor:
-    """The maximum of each filter over the positions of a word.
-
-    Args:
-        ids: (N, C) shifted ids.
-        table: (1 + number of characters, d); row 0 is zero.
-        banks: Filters.
-
-    Returns:
-        (N, F).
-    """
-    ids = ids.long()
-    if torch.is_grad_enabled() and (table.requires_grad or banks[0].weight.requires_grad):
-        maxima = [_FilterMaxima.apply(ids, table, bank.weight, bank.limits) for bank in banks]  # type: ignore[no-untyped-call]
-    else:
-        x = functional.embedding(ids, table).flatten(1)  # (N, C d)
-        maxima = [_scores(_windows(x, table, bank.weight), bank.weight, bank.limits).amax(dim=1) for bank in banks]
-    return torch.cat(maxima, dim=-1)
-
-
-class _FilterMaxima(torch.autograd.Function):
-    """`filter_maxima` with its gradient, which only the window of each maximum receives."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, ids: Tensor, table: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int], ...]
-    ) -> Tensor:
-        windows = _windows(functional.embedding(ids, table).flatten(1), table, weight)
-        maxima, positions = _scores(windows, weight, limits).max(dim=1)
-        ctx.save_for_backward(ids, table, weight, positions)
-        return maxima
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_maxima: Tensor) -> tuple[Tensor | None, ...]:
-        ids, table, weight, positions = ctx.saved_tensors
-        windows = _windows(functional.embedding(ids, table).flatten(1), table, weight)
-        num_positions, dim = windows.shape[1], table.shape[1]
-        width = len(weight) // dim
-        grad_scores = grad_maxima.new_zeros(len(ids), num_positions, weight.shape[1])
-        grad_scores.scatter_(1, positions.unsqueeze(1), grad_maxima.unsqueeze(1))
-        flat = grad_scores.view(-1, weight.shape[1])  # (N positions, F)
-        grad_weight = (flat.T @ windows.reshape(-1, len(weight))).T
-        grad_windows = (flat @ weight.T).view(len(ids), num_positions, width, dim)
-        grad_characters = grad_maxima.new_zeros(*ids.shape, dim)  # (N, C, d)
-        for offset in range(width):
-            grad_characters[:, offset : offset + num_positions] += grad_windows[:, :, offset]
-        return None, _sum_by_row(ids, grad_characters, len(table)), grad_weight, None
-
-
-def _windows(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
-    """(N, C d) -> (N, positions, W d): the vectors of W consecutive characters at each position."""
-    return x.unfold(1, len(weight), table.shape[1])
-
-
-def _scores(windows: Tensor, weight: Tensor, limits: tuple[tuple[int, int, int], ...]) -> Tensor:
-    """(N, positions, F): output of each filter at each position; minus infinity where it does not fit."""
-    scores = (windows.reshape(-1, len(weight)) @ weight).view(*windows.shape[:2], weight.shape[1])
-    for begin, end, num_positions in limits:
-        if num_positions < scores.shape[1]:
-            scores[:, num_positions:, begin:end] = -math.inf
-    return scores
-
-
-def _sum_by_row(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
-    """(num_rows, d): the sums of the values of equal ids."""
-    ids, values = ids.reshape(-1), values.reshape(-1, values.shape[-1])
-    if ids.is_cuda and num_rows <= 1 + NUM_CHARACTERS:  # atomic additions to few rows are slow
-        one_hot = (ids.unsqueeze(1) == torch.arange(num_rows, device=ids.device)).to(values.dtype)
-        return one_hot.T @ values
-    return values.new_zeros(num_rows, values.shape[1]).index_add_(0, ids, values)
-
-
 # ---- parts of encoders -----------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    """An `nn.Linear` whose products are those of the engines."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, in) -> (N, out)."""
+        return kernels.linear(input, self.weight, self.bias)
 
 
 class Highway(nn.Module):
@@ -275,8 +193,8 @@ class Highway(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.transform: nn.Module = init_linear(nn.Linear(dim, dim))
-        self.carry: nn.Module = init_linear(nn.Linear(dim, dim), bias=-2.0)
+        self.transform: nn.Module = init_linear(Linear(dim, dim))
+        self.carry: nn.Module = init_linear(Linear(dim, dim), bias=-2.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, F) -> (N, F)."""
@@ -330,7 +248,7 @@ class LexiconEncoder(nn.Module):
                 num_characters=num_characters + Lexicon.NUM_MARKS,
             )
         width = word_dim + sum(channels for _, channels in filters)
-        self.projection: nn.Module = init_linear(nn.Linear(width, projection_dim))
+        self.projection: nn.Module = init_linear(Linear(width, projection_dim))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Encode words.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from elmokit.kernels import check_dtype, cpu
 
-ROWS_AT_ONCE, WORDS_AT_ONCE = 256, 512  # on a CPU: a block of scores that stays in the cache of a core
+ROWS_AT_ONCE, WORDS_AT_ONCE = 512, 512  # on a CPU: a block of scores that stays in the cache of a core
 
 # Default number of scores that are held at a time: 256 MiB in float32 on a CPU, and 1 GiB on a GPU, where more chunks
 # would cost time because each adds to the (C, P) gradient.
@@ -105,8 +105,12 @@ def block_log_probs(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tenso
     blocks = list(zip(torch.split(weight, WORDS_AT_ONCE), torch.split(bias, WORDS_AT_ONCE), strict=True))
 
     def run(rows: Tensor, found: Tensor) -> None:
+        memory = rows.new_empty(ROWS_AT_ONCE * WORDS_AT_ONCE)  # new memory for each block would not be in the cache
         for part, result in zip(torch.split(rows, ROWS_AT_ONCE), torch.split(found, ROWS_AT_ONCE), strict=True):
-            sums = [torch.addmm(some_bias, part, some.t()).logsumexp(dim=1) for some, some_bias in blocks]
+            sums = []
+            for some, some_bias in blocks:
+                block = memory[: len(part) * len(some)].view(len(part), len(some))
+                sums.append(torch.addmm(some_bias, part, some.t(), out=block).logsumexp(dim=1))
             result -= torch.stack(sums).logsumexp(dim=0)
 
     halves = list(zip(hidden.tensor_split(2), scores.tensor_split(2), strict=True))

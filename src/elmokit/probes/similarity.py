@@ -108,7 +108,8 @@ def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | Non
     spearmanr = require("scipy.stats", extra="tasks").spearmanr
     if len(pairs) < 2:
         raise ValueError(f"there are {len(pairs)} pairs: a correlation needs at least two")
-    cosines = _pair_cosines(model, pairs, progress)
+    # equal words have equal vectors in layer 0, and float32 gives their cosines an order that means nothing
+    cosines = np.round(_pair_cosines(model, pairs, progress), 6)
     ratings = np.array([pair.score for pair in pairs])
 
     def correlate(chosen: Sequence[int]) -> dict[str, float]:

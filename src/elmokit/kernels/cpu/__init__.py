@@ -28,6 +28,7 @@ from torch import Tensor
 
 from elmokit.kernels.cpu.backward import DifferentiableLSTM
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights, quantize, quantize_matrix
+from elmokit.kernels.cpu.packed import packed_linear
 from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
 from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
 from elmokit.kernels.cpu.threads import in_parallel
@@ -41,6 +42,7 @@ __all__ = [
     "is_available",
     "layer_of",
     "lstm",
+    "packed_linear",
     "quantize",
     "quantize_matrix",
 ]

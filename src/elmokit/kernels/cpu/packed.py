@@ -1,6 +1,7 @@
 """Float32 weights in oneDNN's blocked layout, packed once and cached.
 
-Input: a weight (D, K, N).  Output: a `PackedMatrix` for one direction, which multiplies rows (n, K).
+Input: a weight (D, K, N) of an LSTM or (N, K) of a linear layer.  Output: a `PackedMatrix`, for one direction, which
+multiplies rows (n, K).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from elmokit.kernels.samples import samples_of
 
 PACKED_FOR_ROWS = 64  # the layout that oneDNN chooses for this many rows is the fastest for fewer and more rows too
 EXACT_ROWS = 64  # up to this many rows (one step of the LSTM) are multiplied without padding
-NUM_SAMPLES = 1024  # elements of a weight that are compared to detect writes which autograd does not count
+NUM_SAMPLES = 512  # elements of a direction of a weight, compared to detect writes which autograd does not count
 
 
 class PackedMatrix(NamedTuple):
@@ -33,7 +34,7 @@ class PackedMatrix(NamedTuple):
         """See `steps.Matrix`."""
         n = rows.size(0)
         # one row is a matrix-vector product: its time is that of reading the weights, fastest in the plain layout
-        if self.blocked is None or n == 1:
+        if self.blocked is None or n < 2:
             if plus is not None:
                 return plus.addmm_(rows, self.plain)
             return torch.mm(rows, self.plain) if bias is None else torch.addmm(bias, rows, self.plain)
@@ -54,38 +55,54 @@ def _padded_rows(n: int) -> int:
 
 
 class CacheEntry(NamedTuple):
-    """The packed directions of a weight, and the weight's version, address and samples when they were packed."""
+    """One direction of a weight packed, and the weight's version, address and samples when it was packed."""
 
     version: int
     address: int
     samples: Tensor
-    directions: dict[int, PackedMatrix]
+    packed: PackedMatrix
 
     def is_current(self, version: int, address: int, samples: Tensor) -> bool:
         """Whether the weight is unchanged since it was packed."""
         return (self.version, self.address) == (version, address) and torch.equal(self.samples, samples)
 
 
-_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> CacheEntry; an entry is freed with its weight
+_cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> {d: CacheEntry}; freed with its weight
 _cache_lock = threading.Lock()
 
 
 def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
-    """`weight[d]` (K, N) packed: from the cache, or packed again if the weight has changed.
+    """`weight[d]` (K, N) of (D, K, N) packed: from the cache, or packed again if the weight has changed."""
+    part = weight[d].detach()
+    return _cached(weight, d, part, part)
+
+
+def packed_linear(weight: Tensor) -> PackedMatrix:
+    """The weight (N, K) of a linear layer packed, as `packed_direction`."""
+    part = weight.detach()
+    return _cached(weight, 0, part, part.t())
+
+
+def _cached(weight: Tensor, d: int, part: Tensor, plain: Tensor) -> PackedMatrix:
+    """`plain` (K, N) packed, which is `part` of a weight or its transpose.
 
     Writes that autograd counts (optimizers, load_state_dict, no_grad) change the version.  Writes through `.data` do
     not, so samples spread over the weight are compared as well.
     """
     version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
-    samples = samples_of(weight, NUM_SAMPLES)
+    samples = samples_of(part, NUM_SAMPLES)
     with _cache_lock:
-        entry: CacheEntry | None = _cache.get(weight)  # type: ignore[no-untyped-call]
-        if entry is None or not entry.is_current(version, address, samples):
-            entry = _cache[weight] = CacheEntry(version, address, samples.clone(), {})
-        if d not in entry.directions:
-            plain = weight[d].detach()
-            entry.directions[d] = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
-        return entry.directions[d]
+        entries: dict[int, CacheEntry] | None = _cache.get(weight)  # type: ignore[no-untyped-call]
+        if entries is None:
+            entries = _cache[weight] = {}
+    # the threads of the directions do not wait for each other: each has an entry of its own
+    entry = entries.get(d)
+    if entry is None or not entry.is_current(version, address, samples):
+        if plain.shape[0] > plain.shape[1]:
+            plain = plain.t().contiguous().t()  # one row multiplies a tall matrix faster by columns
+        packed = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
+        entry = entries[d] = CacheEntry(version, address, samples.clone(), packed)
+    return entry.packed
 
 
 def to_blocked(plain: Tensor) -> Tensor:

@@ -50,6 +50,10 @@ class ActiveRows(NamedTuple):
 def active_rows(lengths: Tensor, num_steps: int) -> ActiveRows:
     """The active rows of (T, B): row b is active at steps t < lengths[b]."""
     num_rows = len(lengths)
+    if num_rows == 1:  # one sentence has nothing to sort, and is short work
+        length = int(lengths[0])
+        positions = None if length == num_steps else torch.arange(length)
+        return ActiveRows([1] * length + [0] * (num_steps - length), torch.zeros(1, dtype=torch.int64), positions)
     ordered, order = lengths.sort(descending=True, stable=True)
     active = torch.arange(num_steps).unsqueeze(1) < ordered  # (T, B)
     counts = active.sum(dim=1).tolist()
