@@ -34,7 +34,7 @@ Counts = npt.NDArray[np.int64]
 
 BASE, MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 CHUNK = 1 << 23  # tokens that are read at once
-PASSES = 4
+PASSES = 3
 FILTER_BITS = 24
 
 
@@ -117,9 +117,14 @@ class Grams:
     @classmethod
     def of(cls, keys: Keys, contexts: Keys, counts: Counts | None = None) -> Grams:
         """Count equal keys, or add up their counts."""
-        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        weights = np.ones(len(keys)) if counts is None else counts
-        return cls(unique, contexts[first], np.bincount(inverse, weights, len(unique)).astype(np.int64))
+        order = np.argsort(keys)
+        ordered = keys[order]
+        first = np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))
+        if counts is None:
+            sums = np.diff(np.append(first, len(keys)))
+        else:
+            sums = np.add.reduceat(counts[order], first) if len(first) else counts[:0]
+        return cls(ordered[first], contexts[order[first]], sums.astype(np.int64))
 
     def plus(self, other: Grams) -> Grams:
         """The n-grams of both."""
@@ -220,7 +225,7 @@ def log_probs(train: npt.NDArray[np.int64], test: Text, num_words: int, highest:
         for share in np.array_split(wanted, PASSES if order > 1 else 1):
             if not len(share):
                 continue
-            grams = count(train, order, highest, Filter(share) if order > 1 else Everything(), by_key=False)
+            grams = count(train, order, highest, Filter(share), by_key=False) if order > 1 else sample
             if not len(grams.keys):
                 continue
             group, inverse = np.unique(grams.contexts, return_inverse=True)
