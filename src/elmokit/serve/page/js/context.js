@@ -23,7 +23,7 @@ export function contextPanel(section, info, changed) {
   const message = find(".message");
   const travel = find("input[name=view]");
   const spelling = info.num_layers === 1 ? "Layer 0" : isHan(info) ? "Characters" : "Spelling";
-  const around = isHan(info) ? 5 : 2; // tokens on each side of an occurrence
+  const around = isHan(info) ? 5 : 2; // tokens on each side of an occurrence, in the table
   const [examples, hardExamples] = examplesOf(info);
   const stopNames = [spelling, ...Array.from({ length: info.num_layers - 1 }, (_, j) => `Layer ${j + 1}`), "Sense"];
   let seen = null; // { text, word, wanted, lines, sentences, flat, products, views }: what the model was asked for
@@ -218,7 +218,7 @@ export function contextPanel(section, info, changed) {
   // an occurrence with some words on each side
   function near(index) {
     const { sentence, place } = seen.flat[index];
-    return snippet(seen.sentences[sentence], place, around).join("");
+    return snippet(seen.sentences[sentence], place, isHan(info) ? 3 : 2).join("");
   }
 
   function drawNumbers() {

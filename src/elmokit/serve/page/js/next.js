@@ -158,7 +158,7 @@ export function nextPanel(section, info, changed) {
       down: backward.map((value, place) => (unknown[place] ? null : value)),
       upName: "forward",
       downName: "backward",
-      chosen: chosen.place,
+      isChosen: (place) => isChosen(chosen.sentence, place),
       unit: "bits",
       label: `Bits of surprise at each word of: ${joined(tokens)}; the numbers are in the strip above`,
       onChoose: (place) => choose(chosen.sentence, place),
