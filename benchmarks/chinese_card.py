@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,24 +93,21 @@ def figures(folder: Path, model: ELMo) -> dict[str, str]:
     probes = {name: probe["result"] for name, probe in report.probes.items()}
     ngrams = json.loads((folder / "ngrams.json").read_text(encoding="utf-8"))
     speed = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
-    comparisons = {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name in ("ner-weibo", "chnsenticorp")
-        if (path := folder / name / "compare.json").is_file()
-    }
+    scores = {name: task_scores(folder / name) for name in ("ner-weibo", "chnsenticorp")}
     triples = next(table for table in tables(report) if table.title.startswith("Sense triples"))
     tags, senses, words = of_model("tags"), of_model("mortxt"), of_model("words")
     return {
         "size": size(model),
+        "data": data((ROOT / "corpora" / "chinese.md").read_text(encoding="utf-8")),
         "perplexity": perplexity(probes["perplexity"], ngrams),
         "tags": tag_table(tags),
         "words": word_table(words),
         "mortxt": sense_table(senses),
         "triples": f"Won of {probes['senses']['num_triples']}:\n\n{to_markdown(triples)}",
-        "tasks": task_table(comparisons),
+        "tasks": task_table(scores),
         "speed": speed_line(speed),
         "summary-zh": summary(probes, ngrams, tags, senses),
-        "tasks-zh": task_table(comparisons, chinese=True),
+        "tasks-zh": task_table(scores, chinese=True),
         "speed-zh": speed_line(speed, chinese=True),
         "size-zh": size(model, chinese=True),
     }
@@ -136,6 +134,17 @@ def size(model: ELMo, *, chinese: bool = False) -> str:
         f"{bilm:.1f} million parameters,\nand {softmax:.1f} million of a softmax over {len(model.vocabulary):,} "
         f"tokens. Stored as int8: {megabytes:.1f} MB. Loads as float32."
     )
+
+
+def data(table: str) -> str:
+    """The sizes of the training text, from the table that corpora/chinese_text.py wrote."""
+    rows = [line.strip("| ").split(" | ") for line in table.split("## Where")[0].splitlines() if line.startswith("| ")]
+    kinds: dict[str, float] = {}
+    for row in rows[1:-1]:
+        kinds[row[1]] = kinds.get(row[1], 0.0) + float(row[-3])
+    characters, sentences, documents = rows[-1][-3:]
+    shares = ", ".join(f"{kind} {100 * size / float(characters):.1f}%" for kind, size in kinds.items())
+    return f"{characters} million Han characters in {sentences} sentences and {documents} documents:\n{shares}."
 
 
 def perplexity(texts: dict[str, Any], ngrams: dict[str, Any]) -> str:
@@ -192,21 +201,27 @@ def sense_table(result: dict[str, Any]) -> str:
     return f"{markdown(head, rows)}\n\nChosen on dev: {VIEWS[result['chosen']]}."
 
 
-def task_table(comparisons: dict[str, Any], *, chinese: bool = False) -> str:
-    sets = ("ner-weibo", "chnsenticorp")
-    if not comparisons:
-        return "尚未测量。" if chinese else "Not measured yet."
-    variants = VARIANTS_CHINESE if chinese else VARIANTS
+def task_scores(folder: Path) -> dict[str, list[float]]:
+    """Variant -> the test scores, in percent, of the finished runs in a folder of `elmokit task compare`."""
+    scores: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("*-*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        scores.setdefault(path.parent.name.rpartition("-")[0], []).append(100 * result["test"][result["metric"]])
+    return scores
+
+
+def task_table(scores: dict[str, dict[str, list[float]]], *, chinese: bool = False) -> str:
     rows = []
-    for variant, name in variants.items():
+    for variant, name in (VARIANTS_CHINESE if chinese else VARIANTS).items():
         cells = []
-        for one in sets:
-            own = [v for v in comparisons.get(one, {}).get("variants", []) if v["elmo_at"] == variant]
-            cells.append(f"{100 * own[0]['mean']:.2f} ± {100 * own[0]['spread']:.2f}" if own else "")
+        for own in (one.get(variant, []) for one in scores.values()):
+            spread = f" ± {statistics.stdev(own):.2f}" if len(own) > 1 else ""
+            number = "" if len(own) in (0, 3) else f" ({len(own)})"
+            cells.append(f"{statistics.fmean(own):.2f}{spread}{number}" if own else "")
         if any(cells):
-            rows.append([name, *cells, "本包" if chinese else "this package"])
+            rows.append([name, *cells, "elmokit"])
     for name, weibo, sentiment, source in PUBLISHED:
-        cells = ["" if figure is None else f"{figure:.2f}".removesuffix("0") for figure in (weibo, sentiment)]
+        cells = ["" if figure is None else f"{figure:g}" for figure in (weibo, sentiment)]
         rows.append([name, *cells, source])
     if chinese:
         return markdown(["测试集", "微博命名实体，F1", "ChnSentiCorp，准确率", "来源"], rows)
@@ -224,7 +239,8 @@ def speed_line(speed: dict[str, Any], *, chinese: bool = False) -> str:
         )
     return (
         f"`elmokit bench --model zh`, {threads} threads of a CPU, float32, {speed['num_sentences']} sentences of "
-        f"{middle:.0f} tokens on average:\n{known:,.0f} tokens, so at least as many characters, per second; one sentence {ms:.0f} ms; "
+        f"{middle:.0f} tokens on average:\n{known:,.0f} tokens, so at least as many characters, per second; "
+        f"one sentence {ms:.0f} ms;\n"
         f"loading {load:.2f} s; {memory:,.0f} MB of memory with Python and torch."
     )
 
