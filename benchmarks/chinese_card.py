@@ -8,7 +8,8 @@
     elmokit task compare chnsenticorp --data DATA/chnsenticorp --out RESULTS/chnsenticorp
     python benchmarks/chinese_card.py RESULTS
 
-Input: the folder of the results. Output: what is between `<!-- chinese:NAME -->` and `<!-- /chinese -->` in the card
+Input: the folder of the results, with recipe.json, metrics.jsonl and speed.jsonl of the training in RESULTS/training.
+Output: what is between `<!-- chinese:NAME -->` and `<!-- /chinese -->` in the card
 (src/elmokit/models/zh/README.md), in README.zh-CN.md and in docs/chinese.md, written anew.
 """
 
@@ -98,6 +99,7 @@ def figures(folder: Path, model: ELMo) -> dict[str, str]:
     tags, senses, words = of_model("tags"), of_model("mortxt"), of_model("words")
     return {
         "size": size(model),
+        "training": training(folder / "training"),
         "data": data((ROOT / "corpora" / "chinese.md").read_text(encoding="utf-8")),
         "perplexity": perplexity(probes["perplexity"], ngrams),
         "tags": tag_table(tags),
@@ -145,6 +147,35 @@ def data(table: str) -> str:
     characters, sentences, documents = rows[-1][-3:]
     shares = ", ".join(f"{kind} {100 * size / float(characters):.1f}%" for kind, size in kinds.items())
     return f"{characters} million Han characters in {sentences} sentences and {documents} documents:\n{shares}."
+
+
+def training(folder: Path) -> str:
+    """How long the model was trained, and how its loss fell."""
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    lines, speeds = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name in ("metrics", "speed")
+    )
+    size = recipe["batch_size"] * recipe["unroll"]
+    losses = [line for line in lines if "loss" in line]
+    steps = losses[-1]["step"]
+    rate = statistics.median(line["tokens_per_second"] for line in speeds)
+    optimizer = f"{recipe['optimizer'].capitalize()} with a learning rate of {recipe['learning_rate']:g}"
+    minutes = f"{steps * size / rate / 60:.0f} minutes at {rate:,.0f} tokens per second"
+    resets = f"{100 * recipe['state_reset']:.0f}% of the rows start a step from a zero state"
+    text = (
+        f"Recipe `chinese`, with this package, on one NVIDIA H200: {steps:,} steps of {recipe['batch_size']:,} rows x "
+        f"{recipe['unroll']} tokens,\n{steps * size / 1e9:.2f} billion tokens, {minutes}. "
+        f"{optimizer} and a cosine to\n{100 * recipe['final_rate']:g}%, weight decay "
+        f"{recipe['weight_decay']:g}, clip {recipe['clip_norm']:g}, dropout {recipe['dropout']:g}, full softmax, "
+        f"{resets},\naverage of the weights with decay {recipe['ema_decay']:g}, bfloat16 products."
+    )
+    rows = []
+    for share in (0.02, 0.1, 0.25, 0.5, 0.75, 1):
+        near = min(losses, key=lambda line: abs(line["step"] - share * steps))
+        around = [line["loss"] for line in losses if abs(line["step"] - near["step"]) <= steps / 200]
+        rows.append([f"{near['step']:,}", f"{near['step'] * size / 1e6:,.0f}", f"{statistics.fmean(around):.2f}"])
+    return f"{text}\n\n{markdown(['step', 'million tokens', 'training loss'], rows)}"
 
 
 def perplexity(texts: dict[str, Any], ngrams: dict[str, Any]) -> str:
