@@ -126,7 +126,7 @@ def size(model: ELMo, *, chinese: bool = False) -> str:
     (megabytes,) = (entry.size / 1e6 for entry in names.list_models() if entry.name == "zh" and entry.size)
     if chinese:
         return (
-            f"自带的中文模型 {megabytes:.1f} MB，{bilm:.1f} 百万参数，另有覆盖 {len(model.vocabulary):,} 个字、"
+            f"自带的中文模型 {megabytes:.1f} MB，{100 * bilm:.0f} 万参数，另有覆盖 {len(model.vocabulary):,} 个字、"
             "标点和外文词的 softmax。"
         )
     return (
@@ -252,9 +252,12 @@ def task_table(scores: dict[str, dict[str, list[float]]], *, chinese: bool = Fal
     for name, weibo, sentiment, source in PUBLISHED:
         cells = ["" if figure is None else f"{figure:g}" for figure in (weibo, sentiment)]
         rows.append([name, *cells, source])
+    head = ["test set", "Weibo entities, F1", "ChnSentiCorp, accuracy", "source"]
     if chinese:
-        return markdown(["测试集", "微博命名实体，F1", "ChnSentiCorp，准确率", "来源"], rows)
-    return markdown(["test set", "Weibo entities, F1", "ChnSentiCorp, accuracy", "source"], rows)
+        head = ["测试集", "微博命名实体，F1", "ChnSentiCorp，准确率", "来源"]
+    is_complete = all(len(one.get(variant, [])) >= 3 for one in scores.values() for variant in ("none", "both"))
+    left_out = "elmokit 空缺的格子尚未测量。" if chinese else "What is missing of elmokit is not measured yet."
+    return markdown(head, rows) + ("" if is_complete else f"\n\n{left_out}")
 
 
 def speed_line(speed: dict[str, Any], *, chinese: bool = False) -> str:
@@ -283,7 +286,7 @@ def summary(probes: dict[str, Any], ngrams: dict[str, Any], tags: dict[str, Any]
             "词性标注（UD GSD 简体，按词），准确率",
             *in_bold([tags["test"][view] for view in views[:-1]]),
             "",
-            f"最常见标签 {tags['most_frequent_tag']:.1f}，未训练的网络 {tags['untrained'][tags['best_layer']]:.1f}",
+            f"最常见标签 {tags['most_frequent_tag']:.1f}，未训练的网络 {max(tags['untrained'].values()):.1f}",
         ],
         [
             "字义（MorTxt，最近邻），准确率",

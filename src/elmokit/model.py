@@ -181,8 +181,8 @@ class ELMo(nn.Module):
 
         Args:
             name: None or "en" is the English model in the package, "zh" the Chinese one; else a folder, an official
-                name ("small", "medium", "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an official pair, a bilm-tf
-                training folder (TensorFlow) or one of ELMoForManyLangs.
+                name ("small", "medium", "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an
+                official pair, a bilm-tf training folder (TensorFlow) or one of ELMoForManyLangs.
             freeze: Keep the biLM as it is; False trains it with the task.
             num_mixes: Number of mixes; None takes those of the folder, or one. Saved mixes are loaded if their number
                 is the same.
