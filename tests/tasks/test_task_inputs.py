@@ -105,10 +105,10 @@ def test_text_is_tokenized_as_the_bilm_was_trained(tiny_elmo, tmp_path):
         assert make_inputs(elmo=source).tokenizer is elmo.tokenizer
 
 
-def test_a_chinese_word_is_the_mean_of_its_characters(tiny_elmo, tmp_path):
+def test_a_chinese_word_is_one_token_as_in_embed(tiny_elmo, tmp_path):
     elmo = ELMo.from_pretrained(tiny_elmo, num_mixes=1)
     elmo.tokenizer = Tokenizer("han")
-    sentences = [["我", "去", "银行"], ["走"], []]
+    sentences = [["我", "去", "银行", "取钱吧"], ["走"], []]
     expected = np.concatenate([vectors.mean(axis=0) for vectors in elmo.embed(sentences[:2], layers="all")])
     for source in (FrozenLayers(elmo, tmp_path), elmo):
         with torch.no_grad():

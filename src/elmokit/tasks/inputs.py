@@ -156,10 +156,11 @@ class Inputs(nn.Module):
         vectors = layers.flatten(1, 2).index_select(1, to_device(places, self.device))
         if len(sizes) == len(places):
             return vectors
-        # words that the biLM reads as several characters: their mean, as in `ELMo.embed`
-        word_of_unit = to_device(torch.arange(len(sizes)).repeat_interleave(sizes), self.device)
-        sums = vectors.new_zeros(len(vectors), len(sizes), vectors.shape[2]).index_add(1, word_of_unit, vectors)
-        return sums / to_device(sizes, self.device).unsqueeze(-1)
+        # words that the biLM reads as several characters, as in `ELMo.embed`
+        last = sizes.cumsum(0) - 1
+        last, first = to_device(torch.stack([last, last - sizes + 1]), self.device)
+        width = vectors.shape[2] // 2
+        return torch.cat([vectors[:, last, :width], vectors[:, first, width:]], dim=2)
 
     def mix_l2(self) -> Tensor:
         """Sum of squares of the mixes' layer weights."""

@@ -1,5 +1,5 @@
 // Words of several senses, with the sense that a reader sees in each sentence. The page compares what the model finds with
-// it. The last two are not told apart by the model that comes with elmokit.
+// it. The hard ones are not told apart by the model that comes with elmokit.
 
 const example = (word, senses) => {
   const entries = Object.entries(senses);
@@ -11,7 +11,7 @@ const example = (word, senses) => {
   };
 };
 
-export const EXAMPLES = [
+const EXAMPLES = [
   example("cell", {
     "of a body": ["Every cell contains a nucleus.", "The virus enters the cell and copies itself.", "The cell wall is made of proteins."],
     "of a prison": ["The guard locked him in his cell.", "The prisoner slept on the floor of his cell.", "She spent the night in a prison cell."],
@@ -34,7 +34,7 @@ export const EXAMPLES = [
   }),
 ];
 
-export const HARD_EXAMPLES = [
+const HARD_EXAMPLES = [
   example("crane", {
     "a machine": ["The crane lifted the steel beams.", "A crane stood over the building site.", "The workers moved the load with a crane."],
     "a bird": ["The crane built its nest in the marsh.", "A crane flew over the lake.", "The crane is a bird with long legs."],
@@ -44,3 +44,34 @@ export const HARD_EXAMPLES = [
     "a game": ["They won the match by two goals.", "The match was played in the rain.", "He scored in the last match of the season."],
   }),
 ];
+
+const CHINESE_EXAMPLES = [
+  example("苹果", {
+    "水果": ["她削了一个苹果给孩子吃。", "树上的苹果已经熟了。", "这种苹果又脆又甜。"],
+    "公司": ["苹果公布了新一代手机的价格。", "苹果的股价昨天大幅下跌。", "他在苹果担任软件工程师。"],
+  }),
+  example("意思", {
+    "含义": ["这个词的意思很难解释。", "请说明这句话的意思。", "他不明白那个符号的意思。"],
+    "趣味": ["这部电影很有意思。", "和他聊天真有意思。", "我觉得这本小说没有意思。"],
+  }),
+  example("包袱", {
+    "行李": ["老人背着包袱走在山路上。", "她打开包袱，取出几件衣服。", "他把干粮包进包袱里带走。"],
+    "负担": ["历史的包袱使改革难以进行。", "他放下了思想包袱，轻松上场。", "债务成了这家企业沉重的包袱。"],
+  }),
+];
+
+const HARD_CHINESE_EXAMPLES = [
+  example("打", {
+    "殴打": ["父亲生气时打了儿子。", "他被人打伤了头部。", "两个人在街上打了一架。"],
+    "通话": ["她每天晚上给母亲打电话。", "请你明天打电话给我。", "他打电话通知了医院。"],
+  }),
+  example("杜鹃", {
+    "鸟": ["杜鹃把蛋产在别的鸟的巢里。", "春天的树林里有杜鹃在叫。", "杜鹃是一种吃毛虫的鸟。"],
+    "花": ["山上的杜鹃开得一片火红。", "园中种着杜鹃和山茶。", "这种杜鹃的花是白色的。"],
+  }),
+];
+
+// The examples of the language that a model reads: those to open with, and hard ones.
+export function examplesOf(info) {
+  return info.tokenizer === "han" ? [CHINESE_EXAMPLES, HARD_CHINESE_EXAMPLES] : [EXAMPLES, HARD_EXAMPLES];
+}

@@ -44,7 +44,8 @@ function between(stops, at) {
 
 // A label beside its dot where there is room for it; else none.
 function written(svg, { x, y }, { label, sense }, taken, width, height) {
-  const w = 6.2 * label.length + 6;
+  const wide = [...label].filter((letter) => letter >= "\u2e80").length; // Chinese characters
+  const w = 6.2 * (label.length - wide) + 12.5 * wide + 6;
   const [h, gap] = [16, RADIUS + 3];
   const corners = [[x + gap, y - h / 2], [x - gap - w, y - h / 2], [x - w / 2, y - gap - h], [x - w / 2, y + gap], [x + 8, y - gap - h + 4], [x + 8, y + gap - 4], [x - 8 - w, y - gap - h + 4], [x - 8 - w, y + gap - 4]];
   const box = corners

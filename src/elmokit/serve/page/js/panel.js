@@ -69,6 +69,25 @@ export async function tokenized(ask, texts, signal) {
   return (await tokensOf(ask, texts, signal)).map((tokens) => tokens.map((token) => token.text));
 }
 
+// Whether the tokens of the model are Chinese characters, so that a word may be several of them.
+export function isHan(info) {
+  return info.tokenizer === "han";
+}
+
+// Tokens of which every run that is the wanted word is one token: the model gives one vector for it.
+export function merged(tokens, wanted) {
+  const size = wanted.length;
+  const lower = (texts) => texts.join("\n").toLowerCase();
+  const result = [];
+  for (let place = 0; place < tokens.length; ) {
+    const run = tokens.slice(place, place + size);
+    const isWanted = size > 1 && lower(run.map((token) => token.text)) === lower(wanted);
+    result.push(isWanted ? { text: run.map((token) => token.text).join(""), start: run[0].start, stop: run.at(-1).stop } : tokens[place]);
+    place += isWanted ? size : 1;
+  }
+  return result;
+}
+
 // Tokens as text is written: no space before a full stop.
 const CLOSING = /^([.,;:!?)\]}’”%]|'s|n't|'re|'ve|'ll|'d|'m|'')$/i;
 const OPENING = /^([([{“‘$]|``)$/;
