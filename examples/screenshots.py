@@ -10,9 +10,7 @@ with matplotlib), Chromium on the PATH or in ELMOKIT_CHROMIUM, and some seconds.
 """
 
 import io
-import os
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
+from chromium import FLAGS, MISSING, find_chromium
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
@@ -176,14 +175,6 @@ PLACE_OF_WORD = """(canvas, word) => {
 }"""
 
 
-def find_chromium() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        sys.exit("No Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM.")
-    return path
-
-
 def open_panel(page: Page, base: str, panel: str, **fields: str) -> Locator:
     """Open a panel by its link, and wait until it has drawn what was asked for."""
     page.goto("about:blank")  # a link to the same page would not load it
@@ -251,9 +242,9 @@ def save(picture: Image.Image, target: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/img")
     folder.mkdir(parents=True, exist_ok=True)
-    chromium = find_chromium()
+    chromium = find_chromium() or sys.exit(MISSING)
     with tempfile.TemporaryDirectory() as temporary, serving(Path(temporary)) as base, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for name, picture in {**take_first_screens(browser, base), **take_panels(browser, base)}.items():
             save(Image.open(io.BytesIO(picture)), folder / f"explorer-{name}.png")
         save(take_phone(browser, base), folder / "explorer-phone.png")
