@@ -18,7 +18,7 @@ from torch import Tensor
 from elmokit.index import Neighbour, WordIndex
 from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
-from elmokit.inference.views import Reading, View, check_layers
+from elmokit.inference.views import Reading, View, check_layers, view_of
 from elmokit.model import ELMo
 from elmokit.serve.batching import Batcher, BatchReport, Run, Ticket
 from elmokit.serve.settings import Settings
@@ -326,8 +326,8 @@ def chosen_layers(numbers: Sequence[int], num_layers: int) -> Reduce:
     """
     for number in numbers:
         check_layers(number, num_layers, single=True)
-    chosen = list(numbers)
-    return lambda reading: reading.layers[chosen, 0, 1:-1]
+    chosen, every = list(numbers), view_of("all", num_layers)
+    return lambda reading: every.tokens(reading)[chosen, 0]
 
 
 def weighted_sum(layers: Reduce, weights: Sequence[float], gamma: float) -> Reduce:
