@@ -124,6 +124,7 @@ def _info(engine: Engine, settings: Settings, name: str, names: list[str]) -> sc
         vector_dim=model.dim,
         language_model=model.is_language_model,
         vocabulary_size=None if model.vocabulary is None else len(model.vocabulary),
+        tokenizer=model.tokenizer.name,
         tasks=list(engine.tasks),
         task_kinds={task_name: _kind(task) for task_name, task in engine.tasks.items()},
         index_words=None if engine.index is None else len(engine.index),

@@ -3,10 +3,10 @@
 
 import { advancedPart } from "./advanced.js";
 import { NUM_SENSE_COLOURS } from "./charts.js";
-import { EXAMPLES, HARD_EXAMPLES } from "./examples.js";
+import { examplesFor, isForeign } from "./examples.js";
 import { heatTable } from "./heat.js";
 import { dotMap } from "./map.js";
-import { lastOnly, later, make, note, say, shortened, snippet, tokensOf } from "./panel.js";
+import { lastOnly, later, make, note, say, shortened, snippet, tokensOf, withWord } from "./panel.js";
 import { agreement, group, planes, ranges, rangeText } from "./senses.js";
 import { ask, layersOf, viewOf } from "./server.js";
 import { innerProducts, similarities } from "./vectors.js";
@@ -24,14 +24,16 @@ export function contextPanel(section, info, changed) {
   const travel = find("input[name=view]");
   const spelling = info.num_layers > 1 ? "Spelling" : "Layer 0";
   const stopNames = [spelling, ...Array.from({ length: info.num_layers - 1 }, (_, j) => `Layer ${j + 1}`), "Sense"];
-  let seen = null; // { text, lines, sentences, flat, products, views }: what the model was asked for
+  const { words, missed } = examplesFor(info);
+  const joinsWord = info.tokenizer === "han"; // the model reads characters: a word of several is asked for as one token
+  let seen = null; // { text, word, lines, sentences, flat, products, views }: what the model was asked for
   let shown = null; // { places, labels, tables, points, dots }: what is drawn of it
   let animation = 0;
 
   travel.max = stopNames.length - 1;
   travel.value = travel.max;
   const advanced = advancedPart(section, info, { changed, redraw: drawNumbers });
-  use(EXAMPLES[0]);
+  use(words[0]);
   makeExamples();
 
   const stopButtons = stopNames.map((name, stop) => {
@@ -45,14 +47,17 @@ export function contextPanel(section, info, changed) {
     const typedLines = typed.split("\n");
     const filled = typedLines.filter((line) => line.trim());
     if (filled.length === 0) throw note("Enter a sentence.");
-    const found = await tokensOf(ask, filled, signal);
-    const lines = filled.map((line, number) => ({ line, tokens: found[number] })).filter(({ tokens }) => tokens.length);
+    const wanted = word.value;
+    const isJoined = joinsWord && wanted.trim() !== "";
+    const found = await tokensOf(ask, isJoined ? [...filled, wanted] : filled, signal);
+    const parts = isJoined ? found.pop() : [];
+    const lines = filled.map((line, number) => ({ line, tokens: withWord(line, found[number], parts) })).filter(({ tokens }) => tokens.length);
     const sentences = lines.map(({ tokens }) => tokens.map((token) => token.text));
     const count = sentences.reduce((sum, tokens) => sum + tokens.length, 0);
     if (count > MOST_TOKENS) throw note(`There are ${count} words and punctuation marks; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
     const [layers, ...views] = await Promise.all([layersOf(sentences, signal), ...VIEWS.map((view) => viewOf(sentences, view, signal))]);
-    const flat = sentences.flatMap((tokens, sentence) => tokens.map((token, place) => ({ token, sentence, place })));
-    seen = { text: typed, lines, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
+    const flat = lines.flatMap(({ tokens }, sentence) => tokens.map(({ text: token, isWord }, place) => ({ token, isWord, sentence, place })));
+    seen = { text: typed, word: wanted, lines, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
     advanced.forget();
     draw();
   });
@@ -67,17 +72,18 @@ export function contextPanel(section, info, changed) {
   function makeExamples() {
     const chip = (example) =>
       make("button", { type: "button", class: "chip", text: example.word, on: { click: () => { use(example); fetchLayers(); changed(); } } });
-    find(".examples").append(make("span", { class: "soft", text: "Examples" }), ...EXAMPLES.map(chip), make("span", { class: "soft", text: "Not told apart" }), ...HARD_EXAMPLES.map(chip));
+    const group = (text, examples) => (examples.length ? [make("span", { class: "soft", text }), ...examples.map(chip)] : []);
+    find(".examples").append(...group("Examples", words), ...group("Not told apart", missed));
   }
 
   // The example that is in the fields, unchanged.
   function exampleShown() {
-    return [...EXAMPLES, ...HARD_EXAMPLES].find((example) => example.text === text.value && example.word === word.value.trim().toLowerCase());
+    return [...words, ...missed].find((example) => example.text === text.value && example.word === word.value.trim().toLowerCase());
   }
 
   function occurrences() {
     const wanted = word.value.trim().toLowerCase();
-    return seen.flat.flatMap(({ token }, index) => (token.toLowerCase() === wanted ? [index] : []));
+    return seen.flat.flatMap(({ token, isWord }, index) => (isWord || token.toLowerCase() === wanted ? [index] : []));
   }
 
   // Colours behind the text of the editor: the marks of a line are kept while other lines change.
@@ -257,6 +263,12 @@ export function contextPanel(section, info, changed) {
 
   // ---- typing --------------------------------------------------------------------------------------------------------
 
+  function chooseWord() {
+    if (joinsWord) typed();
+    else if (seen) draw();
+    changed();
+  }
+
   const typed = later(() => {
     fetchLayers();
     changed();
@@ -269,13 +281,9 @@ export function contextPanel(section, info, changed) {
     const chosen = text.value.slice(text.selectionStart, text.selectionEnd).trim();
     if (!chosen || /\s/.test(chosen)) return;
     word.value = chosen;
-    if (seen) draw();
-    changed();
+    chooseWord();
   });
-  word.addEventListener("input", () => {
-    if (seen) draw();
-    changed();
-  });
+  word.addEventListener("input", () => chooseWord());
   find("form").addEventListener("submit", (event) => {
     event.preventDefault();
     fetchLayers();
@@ -285,13 +293,16 @@ export function contextPanel(section, info, changed) {
   return {
     link: () => ({ text: text.value, word: word.value, view: `${Math.round(Number(travel.value))}`, ...advanced.link() }),
     restore(params) {
-      text.value = params.get("text") ?? text.value;
-      word.value = params.get("word") ?? word.value;
+      if (isForeign(info, params.get("text"))) use(words[0]);
+      else {
+        text.value = params.get("text") ?? text.value;
+        word.value = params.get("word") ?? word.value;
+      }
       const stop = Number(params.get("view") ?? travel.value);
       if (stop >= 0 && stop < stopNames.length) travel.value = stop;
       advanced.restore(params);
       drawMarks();
-      if (seen?.text === text.value) draw();
+      if (seen?.text === text.value && (!joinsWord || seen.word === word.value)) draw();
       else fetchLayers();
     },
     again: () => fetchLayers(),

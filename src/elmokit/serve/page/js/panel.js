@@ -69,6 +69,22 @@ export async function tokenized(ask, texts, signal) {
   return (await tokensOf(ask, texts, signal)).map((tokens) => tokens.map((token) => token.text));
 }
 
+// The tokens of a line, with those that spell a word of several tokens as one: { text, start, stop, isWord }.
+export function withWord(line, tokens, parts) {
+  if (parts.length < 2) return tokens;
+  const spells = (first) => parts.every(({ text }, i) => tokens[first + i]?.text.toLowerCase() === text.toLowerCase());
+  const characters = Array.from(line);
+  const found = [];
+  for (let i = 0; i < tokens.length; ) {
+    if (spells(i)) {
+      const [start, stop] = [tokens[i].start, tokens[i + parts.length - 1].stop];
+      found.push({ text: characters.slice(start, stop).join(""), start, stop, isWord: true });
+      i += parts.length;
+    } else found.push(tokens[i++]);
+  }
+  return found;
+}
+
 // Tokens as text is written: no space before a full stop.
 const CLOSING = /^([.,;:!?)\]}’”%]|'s|n't|'re|'ve|'ll|'d|'m|'')$/i;
 const OPENING = /^([([{“‘$]|``)$/;
@@ -78,7 +94,7 @@ export function needsSpace(before, token) {
 }
 
 // no space is written beside a Chinese or Japanese character or mark
-const HAN = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u303f\uff00-\uffef]/u;
+export const HAN = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u303f\uff00-\uffef]/u;
 
 function touchesHan(before, token) {
   return HAN.test([...before].at(-1) ?? "") || HAN.test([...token][0] ?? "");
@@ -96,7 +112,8 @@ export function shortened(word) {
 }
 
 // A word with the words around it: [what is before, the word, what is after]. At an end of the sentence, the other side has more.
-export function snippet(tokens, place, around = 3) {
+export function snippet(tokens, place, numWords = 3) {
+  const around = HAN.test(tokens[place]) ? 2 * numWords : numWords; // most Chinese words are two characters
   const start = Math.max(0, Math.min(place - around, tokens.length - 2 * around - 1));
   const end = Math.min(tokens.length, Math.max(place + around, 2 * around) + 1);
   const parts = ["", "", ""];
