@@ -124,6 +124,7 @@ def numbers(page, caption):
 
 def show_tables(page):
     page.locator("#context .advanced > summary").click()
+    page.wait_for_selector("#context .kept:not(:empty)")  # drawn after the event that they are open
 
 
 def occurrences(model, text, word):
@@ -699,6 +700,8 @@ def test_a_server_with_a_key_is_asked_with_it(open_page, model):
     with serving(model, Settings(api_key="open-sesame", port=0, drain=0.0)) as locked:
         page = open_page(base=locked.base_url, errors_expected=True)
         expect(page.locator("#facts")).to_contain_text("needs an API key")
+        expect(page.get_by_role("tab")).to_have_count(0)
+        expect(page.locator("main")).to_be_hidden()
         page.get_by_label("This server needs an API key").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#facts")).to_contain_text("does not accept this key")
@@ -706,6 +709,7 @@ def test_a_server_with_a_key_is_asked_with_it(open_page, model):
         page.get_by_role("button", name="Use it").click()
         settled(page)
         expect(page.locator("#context .backdrop mark")).to_have_count(6)
+        expect(page.get_by_role("tab")).to_have_text(["Word in context", "What comes next"])
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 800), ("light", 360), ("dark", 360)])

@@ -107,6 +107,7 @@ def test_a_chinese_model_begins_with_chinese_and_finds_words_of_several_characte
         "3\n… 在银行工作，银行很大。",
     ]
     page.locator("#context summary").click()
+    page.wait_for_selector("#context .tables table")
     words = [["我", "去", "银行", "。"], ["他", "在", "银行", *"工作，", "银行", *"很大。"], list("银子不行")]
     for caption, layers in (("Layer 1", 1), ("Sense: slot and surroundings", "sense")):
         np.testing.assert_allclose(

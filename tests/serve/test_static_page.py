@@ -166,6 +166,7 @@ def test_a_model_file_that_is_missing_is_told(browser, tmp_path, runtime):
         page = browser.new_page()
         page.goto(f"{base}/")
         expect(page.locator("#facts.error")).to_contain_text("bilm.onnx could not be loaded: 404")
+        expect(page.get_by_role("tab")).to_have_count(0)
         page.close()
 
 

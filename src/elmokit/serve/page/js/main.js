@@ -167,6 +167,7 @@ async function begin() {
   const isThere = { context: true, next: info.language_model, neighbours: info.index_words !== null, tasks: info.tasks.length > 0 };
   for (const tab of tabs) tab.hidden = !isThere[tab.getAttribute("aria-controls")];
   tabs = tabs.filter((tab) => !tab.hidden);
+  for (const part of document.querySelectorAll("nav, main")) part.hidden = false; // there is a model to ask
   for (const hint of document.querySelectorAll("[data-without]")) hint.hidden = isLocal || isThere[hint.dataset.without];
   for (const [name, maker] of Object.entries(MAKERS)) {
     if (!isThere[name]) continue;

@@ -36,7 +36,7 @@ async function reason(response) {
     const wasSent = sessionStorage.getItem(KEY) !== null;
     sessionStorage.removeItem(KEY);
     document.dispatchEvent(new CustomEvent("key-wanted"));
-    return wasSent ? "The server does not accept this key. Check it and enter it again." : "This server needs an API key: enter it above.";
+    return wasSent ? "The server does not accept this key. Check it and enter it again." : "This server needs an API key: enter it to continue.";
   }
   let text = "";
   try {
