@@ -1,10 +1,11 @@
 """Perplexity of an n-gram model with modified Kneser-Ney smoothing, to compare a language model with.
 
-    python benchmarks/character_ngrams.py CORPUS HELDOUT... --model zh [--order 5] [--tokens N]
+    python benchmarks/character_ngrams.py CORPUS HELDOUT... --model zh [--order 5] [--tokens N] [--out ngrams.json]
 
 Input: a corpus that `elmokit prepare` made with the vocabulary of the model, and held-out text. Output: for each text
 the perplexity per token of the n-gram model and, with --model, of the forward direction of the biLM, on the same tokens
-and sentence ends. Words outside the vocabulary are <UNK> to both.
+and sentence ends. Words outside the vocabulary are <UNK> to both. The sentences are those of the single sentences in
+`elmokit probe --heldout`.
 
 Only what the held-out text asks for is counted: for each order the n-grams whose context occurs in it. Contexts are
 counted in several passes, so that memory stays small. Discounts come from a random 1/64 of all n-grams.
@@ -15,9 +16,11 @@ S. Chen, J. Goodman (1998), An Empirical Study of Smoothing Techniques for Langu
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +34,7 @@ Counts = npt.NDArray[np.int64]
 
 BASE, MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 CHUNK = 1 << 23  # tokens that are read at once
-PASSES = 6
+PASSES = 3
 FILTER_BITS = 24
 
 
@@ -114,9 +117,14 @@ class Grams:
     @classmethod
     def of(cls, keys: Keys, contexts: Keys, counts: Counts | None = None) -> Grams:
         """Count equal keys, or add up their counts."""
-        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        weights = np.ones(len(keys)) if counts is None else counts
-        return cls(unique, contexts[first], np.bincount(inverse, weights, len(unique)).astype(np.int64))
+        order = np.argsort(keys)
+        ordered = keys[order]
+        first = np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))
+        if counts is None:
+            sums = np.diff(np.append(first, len(keys)))
+        else:
+            sums = np.add.reduceat(counts[order], first) if len(first) else counts[:0]
+        return cls(ordered[first], contexts[order[first]], sums.astype(np.int64))
 
     def plus(self, other: Grams) -> Grams:
         """The n-grams of both."""
@@ -151,7 +159,7 @@ def count(ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, 
     they begin a sentence.
     """
     total, longer = Total(), Total()
-    for text in chunks(ids, highest):
+    for text in chunks(ids, min(order + 1, highest)):
         keys, contexts = text.keys[order - 1], text.contexts(order)
         places = wanted.where(keys if by_key else contexts, np.flatnonzero(text.has(order)))
         begins = text.begins(order)[places] if order < highest else np.ones(len(places), bool)
@@ -217,7 +225,7 @@ def log_probs(train: npt.NDArray[np.int64], test: Text, num_words: int, highest:
         for share in np.array_split(wanted, PASSES if order > 1 else 1):
             if not len(share):
                 continue
-            grams = count(train, order, highest, Filter(share) if order > 1 else Everything(), by_key=False)
+            grams = count(train, order, highest, Filter(share), by_key=False) if order > 1 else sample
             if not len(grams.keys):
                 continue
             group, inverse = np.unique(grams.contexts, return_inverse=True)
@@ -252,6 +260,7 @@ def main() -> None:
     parser.add_argument("--order", type=int, default=5)
     parser.add_argument("--tokens", type=int, help="Count the first tokens of the corpus only.")
     parser.add_argument("--heldout-tokens", type=int, default=35_000, help="Tokens of each text that are scored.")
+    parser.add_argument("--out", type=Path, help="JSON file of the results.")
     options = parser.parse_args()
     model = None if options.model is None else ELMo.from_pretrained(options.model)
     vocabulary = Vocabulary.load(options.vocabulary) if options.vocabulary else None
@@ -277,19 +286,25 @@ def main() -> None:
                 if size >= options.heldout_tokens:
                     break
                 lines.append(line.strip())
-                size += len(tokenizer(line)) + 1
+                size += len(tokenizer(line))
         texts.append(lines)
     ids = [ids_of(lines, vocabulary, tokenizer) for lines in texts]
     together = np.concatenate([ids[0], *(own[1:] for own in ids[1:])])  # all are counted in one go
     every = log_probs(train, Text(together, options.order), len(vocabulary), options.order)  # type: ignore[arg-type]
     ends = np.cumsum([len(own) - 1 for own in ids])
+    results = {}
     for path, lines, scores in zip(options.heldout, texts, np.split(every, ends[:-1]), strict=True):
-        print(f"{path}: {len(scores):,} predictions, {options.order}-gram {np.exp(-scores.mean()):.2f}", flush=True)
+        perplexity = float(np.exp(-scores.mean()))
+        results[Path(path).name] = {"num_predictions": len(scores), "perplexity": perplexity}
+        print(f"{path}: {len(scores):,} predictions, {options.order}-gram {perplexity:.2f}", flush=True)
         if model is not None:
             result = model.perplexity(lines)
             print(
                 f"{path}: {result.num_tokens:,} predictions, biLM forward {result.forward:.2f}, both {result.both:.2f}"
             )
+    if options.out is not None:
+        report = {"order": options.order, "num_tokens": len(train), "num_words": len(vocabulary), "texts": results}
+        options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The Chinese model on public sets: parts of speech, senses of characters, sense triples, speed.
+"""The Chinese model on public sets: parts of speech, words from characters, senses of characters.
 
     python benchmarks/chinese.py data CLONES OUT       clones of the repositories below -> files of the sets
-    python benchmarks/chinese.py probes OUT [--model zh] [--most N]
+    python benchmarks/chinese.py probes OUT RESULTS [--model zh] [--only tags,words,mortxt] [--most N]
 
 `data` reads, from clones in CLONES/owner+name:
 
@@ -13,33 +13,40 @@
 and writes OUT/gsd/*.conllu, OUT/weibo/*.bio, OUT/mortxt/*.csv and OUT/chnsenticorp/*.tsv. The recipes ner-weibo and
 chnsenticorp of `elmokit task` read the second and the fourth (with --data, or from data/chinese).
 
-`probes` prints, as one JSON object per line: the accuracy of a linear classifier of tags on each layer of the model and
-of the same network with random weights, beside the most frequent tag; the accuracy of the nearest use in the training
-set for the senses of characters, beside the most frequent sense; the sense triples that are won; characters per second.
+`probes` writes RESULTS/NAME.json for each of:
+
+    tags     accuracy of a linear classifier of tags on each layer of the model, and of the same network with random
+             weights, beside the most frequent tag
+    words    the same on the development set only, for several ways to make the vector of a word from its characters
+    mortxt   accuracy of the sense of the nearest use of a character in the training set, beside its most frequent
+             sense; the development set chooses the view
+
+Sense triples, perplexity and speed are measured by `elmokit probe` and `elmokit bench`; benchmarks/chinese_card.py
+writes all of it into the documents.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import json
 import re
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from elmokit import ELMo
 from elmokit.datasets import TaggedSentence
 from elmokit.network import BiLM
-from elmokit.probes import TaggedSplits, probe_tags, sense_triples
-from elmokit.probes.chinese_senses import CHINESE_TRIPLES
-from elmokit.probes.vectors import Place, gather, view_names
+from elmokit.probes import TaggedSplits, probe_tags
+from elmokit.probes.vectors import Place, gather, read_all, view_names
 from elmokit.text import Tokenizer
 
 HAN = Tokenizer("han")
@@ -98,7 +105,7 @@ def read_tags(path: Path) -> list[TaggedSentence]:
     return sentences
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Use:
     """A character in a sentence, with its sense."""
 
@@ -132,72 +139,148 @@ def untrained(model: ELMo) -> ELMo:
     return ELMo(BiLM(model.config), vocabulary=model.vocabulary, tokenizer=model.tokenizer.name).eval()
 
 
-def tags(model: ELMo, folder: Path, most: int | None) -> dict[str, object]:
+def tags(model: ELMo, data: Path, most: int | None) -> dict[str, Any]:
     """Accuracy of tags by layer."""
-    splits = TaggedSplits(*(read_tags(folder / f"{split}.conllu")[:most] for split in ("train", "dev", "test")))
+    splits = TaggedSplits(*(read_tags(data / "gsd" / f"{split}.conllu")[:most] for split in ("train", "dev", "test")))
     scores = probe_tags(model, {"upos": splits})["upos"]
     random = probe_tags(untrained(model), {"upos": splits})["upos"]
     return {
+        "num_test": sum(len(one.tokens) for one in splits.test),
         "most_frequent_tag": scores.most_frequent_tag,
-        "test": scores.test,
         "dev": scores.dev,
+        "test": scores.test,
         "untrained": random.test,
         "mix_weights": scores.mix_weights,
+        "best_layer": scores.best_layer,
     }
 
 
-def character_senses(model: ELMo, folder: Path, most: int | None) -> dict[str, object]:
+# How the vectors of a word's characters (B, K, D), of which the first n count, become one.
+HOWS = ("mean", "ends", "first", "last", "attention")
+EPOCHS, BATCH, LEARNING_RATE = 6, 256, 2e-3
+
+
+def words(model: ELMo, data: Path, most: int | None) -> dict[str, Any]:
+    """Accuracy of tags on the development set, by layer and by the way from characters to words."""
+    train, dev = (read_tags(data / "gsd" / f"{split}.conllu")[:most] for split in ("train", "dev"))
+    sentences = [[HAN.units(token) for token in one.tokens] for one in (*train, *dev)]
+    sizes = torch.tensor([len(units) for sentence in sentences for units in sentence])
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]])
+    layers = character_layers(model, sentences, len(train))  # (L+1, N, 2P)
+    names = [tag for one in (*train, *dev) for tag in one.tags]
+    known = {tag: number for number, tag in enumerate(sorted(set(names)))}
+    labels = torch.tensor([known[tag] for tag in names])
+    num_train = sum(len(one.tokens) for one in train)
+    result: dict[str, Any] = {"num_dev": len(labels) - num_train, "dev": {}}
+    for how in HOWS:
+        result["dev"][how] = [pooled_accuracy(layer, starts, sizes, labels, num_train, how) for layer in layers]
+        print(how, result["dev"][how], flush=True)
+    return result
+
+
+def character_layers(model: ELMo, sentences: list[list[list[str]]], num_train: int) -> Tensor:
+    """(L+1, N, 2P) in half precision: the layers of all characters, standardised on the first sentences."""
+    flat = [[unit for units in sentence for unit in units] for sentence in sentences]
+    begins = np.cumsum([0, *map(len, flat)])
+    layers = torch.empty(model.num_layers, int(begins[-1]), model.dim, dtype=torch.float16)
+    for number, reading in read_all(model, flat):
+        layers[:, begins[number] : begins[number + 1]] = reading.layers[:, 0, 1:-1]
+    for layer in layers:
+        variance, mean = torch.var_mean(layer[: begins[num_train]].float(), dim=0, correction=0)
+        layer.copy_((layer.float() - mean) / variance.sqrt().clamp(min=1e-6))
+    return layers
+
+
+def pooled_accuracy(layer: Tensor, starts: Tensor, sizes: Tensor, labels: Tensor, num_train: int, how: str) -> float:
+    """The best accuracy on the development set over the epochs of a linear classifier of words."""
+    torch.manual_seed(0)
+    width = layer.shape[-1]
+    linear, score = nn.Linear(width, int(labels.max()) + 1), nn.Linear(width, 1, bias=False)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(score.weight)
+    optimizer = torch.optim.Adam([*linear.parameters(), *score.parameters()], lr=LEARNING_RATE)
+
+    def classify(rows: Tensor) -> Tensor:
+        start, size = starts[rows], sizes[rows]
+        first, last = layer[start].float(), layer[start + size - 1].float()  # (B, D)
+        if how in ("first", "last"):
+            vectors = first if how == "first" else last
+        elif how == "ends":  # what was read up to the last character, and down to the first
+            vectors = torch.cat([last[:, : width // 2], first[:, width // 2 :]], dim=-1)
+        else:
+            place = torch.arange(int(size.max()))
+            inside = place < size.unsqueeze(-1)  # (B, K)
+            characters = layer[(start.unsqueeze(-1) + place).clamp(max=len(layer) - 1)].float()  # (B, K, D)
+            scores = score(characters).squeeze(-1) if how == "attention" else torch.zeros(inside.shape)
+            weights = scores.masked_fill(~inside, -torch.inf).softmax(dim=-1)
+            vectors = (weights.unsqueeze(1) @ characters).squeeze(1)
+        return linear(vectors)
+
+    best = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(num_train, generator=generator).split(BATCH):
+            loss = nn.functional.cross_entropy(classify(rows), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            dev = torch.arange(num_train, len(labels)).split(4096)
+            right = sum(int((classify(rows).argmax(dim=-1) == labels[rows]).sum()) for rows in dev)
+        best = max(best, 100 * right / (len(labels) - num_train))
+    return best
+
+
+def mortxt(model: ELMo, data: Path, most: int | None) -> dict[str, Any]:
     """Accuracy of the sense of the nearest use of the same character in train, by layer and view."""
-    train, test = (read_senses(folder / f"{split}.csv")[:most] for split in ("train", "test"))
-    uses = [*train, *test]
+    splits = {split: read_senses(data / "mortxt" / f"{split}.csv")[:most] for split in ("train", "dev", "test")}
+    uses = [use for split in splits.values() for use in split]
     places = [Place(number, use.position, use.position + 1) for number, use in enumerate(uses)]
     vectors = gather(model, [use.tokens for use in uses], places)  # (n, views, 2P)
-    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
+    train, begin, result = splits["train"], len(splits["train"]), {}
+    for split in ("dev", "test"):
+        own = vectors[begin : begin + len(splits[split])]
+        begin += len(splits[split])
+        result[split] = nearest_senses(train, vectors, splits[split], own, view_names(model))
+    nearest = result["dev"]["nearest"]
+    return {"chosen": max(nearest, key=lambda name: nearest[name]), **result}
+
+
+def nearest_senses(
+    train: list[Use], train_vectors: np.ndarray, test: list[Use], test_vectors: np.ndarray, names: list[str]
+) -> dict[str, Any]:
+    """Accuracy of the nearest use and of the most frequent sense, of all uses and of characters of several senses."""
     by_character: dict[str, list[int]] = defaultdict(list)
     for number, use in enumerate(train):
         by_character[use.character].append(number)
-    names = view_names(model)
-    right, frequent, first = np.zeros(len(names)), 0, 0
-    ambiguous, right_ambiguous, frequent_ambiguous = 0, np.zeros(len(names)), 0
-    for number, use in enumerate(test, len(train)):
-        rows = by_character.get(use.character, [])
-        if not rows:
-            first += 1  # no sense is known; counted as wrong for all
-            continue
+    right: list[list[bool]] = []
+    frequent: list[bool] = []
+    is_ambiguous: list[bool] = []
+    for use, vector in zip(test, test_vectors, strict=True):
+        rows = by_character.get(use.character, [])  # a new character has no sense: wrong for all
         senses = [train[row].sense for row in rows]
-        cosines = np.einsum("rvd,vd->vr", vectors[rows], vectors[number])
-        wins = np.array([senses[place] == use.sense for place in cosines.argmax(axis=1)])
-        is_frequent = Counter(senses).most_common(1)[0][0] == use.sense
-        right, frequent = right + wins, frequent + is_frequent
-        if len(set(senses)) > 1:
-            ambiguous, right_ambiguous = ambiguous + 1, right_ambiguous + wins
-            frequent_ambiguous += is_frequent
+        cosines = np.einsum("rvd,vd->vr", train_vectors[rows], vector)
+        right.append([senses[place] == use.sense for place in cosines.argmax(axis=1)] if rows else [False] * len(names))
+        frequent.append(bool(rows) and Counter(senses).most_common(1)[0][0] == use.sense)
+        is_ambiguous.append(len(set(senses)) > 1)
+
+    def accuracy(chosen: np.ndarray) -> dict[str, Any]:
+        return {
+            "num_uses": int(chosen.sum()),
+            "most_frequent_sense": 100 * float(np.array(frequent)[chosen].mean()),
+            "nearest": dict(zip(names, (100 * np.array(right)[chosen].mean(axis=0)).tolist(), strict=True)),
+        }
+
+    new = sum(use.character not in by_character for use in test)
     return {
-        "num_test": len(test),
-        "new_characters": first,
-        "most_frequent_sense": 100 * frequent / len(test),
-        "nearest": dict(zip(names, (100 * right / len(test)).round(2).tolist(), strict=True)),
-        "ambiguous": {
-            "num_test": ambiguous,
-            "most_frequent_sense": 100 * frequent_ambiguous / max(1, ambiguous),
-            "nearest": dict(zip(names, (100 * right_ambiguous / max(1, ambiguous)).round(2).tolist(), strict=True)),
-        },
+        **accuracy(np.ones(len(test), bool)),
+        "new_characters": new,
+        "ambiguous": accuracy(np.array(is_ambiguous)),
     }
 
 
-def speed(model: ELMo, folder: Path) -> dict[str, object]:
-    """Characters per second of `embed` on reviews."""
-    rows = (folder / "test.tsv").read_text(encoding="utf-8").split("\n")[1:400]
-    texts = [row.partition("\t")[2].replace(" ", "") for row in rows if row]
-    model.embed(texts[:50])
-    began = time.perf_counter()
-    vectors = model.embed(texts)
-    seconds = time.perf_counter() - began
-    return {
-        "characters_per_second": sum(map(len, texts)) / seconds,
-        "tokens": sum(map(len, vectors)),
-        "seconds": seconds,
-    }
+PROBES = {"mortxt": mortxt, "tags": tags, "words": words}
 
 
 def main() -> None:
@@ -207,24 +290,24 @@ def main() -> None:
     data.add_argument("clones", type=Path)
     data.add_argument("out", type=Path)
     probes = verbs.add_parser("probes")
-    probes.add_argument("out", type=Path)
+    probes.add_argument("data", type=Path)
+    probes.add_argument("results", type=Path)
     probes.add_argument("--model", default="zh")
+    probes.add_argument("--only", default=",".join(PROBES), help="Names of probes.  [default: all]")
     probes.add_argument("--most", type=int, help="Number of examples of each split, for a trial.")
     options = parser.parse_args()
     if options.verb == "data":
         write_data(options.clones, options.out)
         return
-    began = time.perf_counter()
     model = ELMo.from_pretrained(options.model)
-    print(json.dumps({"probe": "load", "seconds": time.perf_counter() - began}), flush=True)
-    for name, result in (
-        ("triples", lambda: dataclasses.asdict(sense_triples(model, CHINESE_TRIPLES))),
-        ("speed", lambda: speed(model, options.out / "chnsenticorp")),
-        ("mortxt", lambda: character_senses(model, options.out / "mortxt", options.most)),
-        ("tags", lambda: tags(model, options.out / "gsd", options.most)),
-    ):
-        print(json.dumps({"probe": name, **result()}, ensure_ascii=False), flush=True)
-        print(f"{name} done", file=sys.stderr, flush=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    for name in options.only.split(","):
+        began = time.monotonic()
+        result = PROBES[name](model, options.data, options.most)
+        report = {"weights": model.digest(), "seconds": round(time.monotonic() - began, 1), "result": result}
+        path = options.results / f"{name}.json"
+        path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(path, f"{report['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from elmokit import BiLMConfig, bench
 from elmokit.cli import main
+from elmokit.text import Tokenizer
 
 TINY = BiLMConfig(char_dim=4, filters=((1, 4), (2, 4)), num_highways=0, cell_dim=16, projection_dim=8)
 
@@ -80,6 +81,7 @@ def test_text_is_read_from_a_file_or_made_by_zipfs_law(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("One sentence.\n\nAnother one.\nA third.\n")
     assert bench.read_sentences(path, 2) == [["One", "sentence", "."], ["Another", "one", "."]]
+    assert bench.read_sentences(path, 1, Tokenizer("spaces")) == [["One", "sentence."]]
     path.write_text("\n\n")
     with pytest.raises(ValueError, match="contains no sentence"):
         bench.read_sentences(path, 2)
@@ -125,7 +127,7 @@ def test_a_model_is_measured_from_its_name_to_its_vectors(tiny_elmo, tmp_path):
 
 def test_times_of_a_model_become_its_speeds(tiny_elmo, monkeypatch):
     monkeypatch.setattr(bench, "take_turns", lambda calls, rounds, device: {"new": 2.0, "known": 0.5, "one": 0.25})
-    monkeypatch.setattr(bench, "read_sentences", lambda path, count: [["a"] * 4, ["b"] * 6])
+    monkeypatch.setattr(bench, "read_sentences", lambda path, count, tokenizer: [["a"] * 4, ["b"] * 6])
     report = bench.measure_model(tiny_elmo, device="cpu")
     assert (report.new_words_per_second, report.known_words_per_second, report.sentence_ms) == (5.0, 20.0, 250.0)
 

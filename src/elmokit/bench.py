@@ -31,7 +31,7 @@ from elmokit.extras import require
 from elmokit.kernels import eager
 from elmokit.model import ELMo
 from elmokit.network import BiLM
-from elmokit.text import tokenize
+from elmokit.text import TREEBANK, Tokenizer
 
 SIZES = {
     "small": BiLMConfig(cell_dim=1024, projection_dim=128, num_highways=1),
@@ -184,13 +184,13 @@ def measure_model(
         name: What `ELMo.from_pretrained` takes.
         device, dtype, text, num_sentences, rounds, threads: As for `measure`.
     """
-    sentences = read_sentences(text, num_sentences)
-    middle = sorted(sentences, key=len)[len(sentences) // 2]
     threads = threads or torch.get_num_threads()
     with _threads(threads):
         begin = time.perf_counter()
         model = ELMo.from_pretrained(name, device=device, dtype=dtype)
         load_seconds = time.perf_counter() - begin
+        sentences = read_sentences(text, num_sentences, model.tokenizer)
+        middle = sorted(sentences, key=len)[len(sentences) // 2]
 
         def embed(batch: list[list[str]], before: Call = lambda: None) -> list[Tensor]:
             before()
@@ -354,16 +354,17 @@ def take_turns(calls: dict[str, Call], rounds: int, device: str) -> dict[str, fl
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def read_sentences(path: Path | None, count: int) -> list[list[str]]:
+def read_sentences(path: Path | None, count: int, tokenizer: Tokenizer = TREEBANK) -> list[list[str]]:
     """Tokenized sentences.
 
     Args:
         path: File with one sentence per line; None generates words by Zipf's law, in sentences of typical lengths.
         count: Number of sentences, at most.
+        tokenizer: How the lines of the file are split.
     """
     if path is not None:
         with open(path, encoding="utf-8") as lines:
-            sentences = [tokens for tokens in map(tokenize, lines) if tokens]
+            sentences = [tokens for tokens in map(tokenizer, lines) if tokens]
         if not sentences:
             raise ValueError(f"{path} contains no sentence")
         return sentences[:count]

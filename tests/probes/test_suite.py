@@ -20,11 +20,13 @@ from probe_data import (
 from elmokit.cli import probe as cli_probe
 from elmokit.model import ELMo
 from elmokit.probes import (
+    CHINESE_TRIPLES,
     PROBES,
     find_probes,
     read_report,
     report,
     run_probes,
+    sense_triples,
     sentence_perplexity,
     suite,
     text_perplexity,
@@ -275,6 +277,16 @@ def test_words_that_are_not_tokens_of_the_model_are_not_asked_for(model):
     report = run_probes(by_characters, "m", {"senses": []}, on_probe=lambda *one: said.append(one))
     assert report.probes == {}
     assert said[0][1].startswith("left out: its English words are not tokens of this model")
+
+
+def test_a_chinese_model_is_asked_for_chinese_triples(model):
+    said = []
+    chinese = ELMo(model.bilm, vocabulary=model.vocabulary, tokenizer="han")
+    report = run_probes(chinese, "m", {"senses": [], "words": []}, on_probe=lambda *one: said.append(one))
+    assert [probe for probe, state in said if state.startswith("left out")] == ["words"]
+    assert report.probes["senses"]["result"] == dataclasses.asdict(sense_triples(chinese, CHINESE_TRIPLES))
+    english = run_probes(model, "m", {"senses": []})
+    assert english.probes["senses"]["data"] != report.probes["senses"]["data"]
 
 
 def test_perplexity_needs_a_softmax(model, tmp_path):

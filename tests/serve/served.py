@@ -52,6 +52,7 @@ class Slow:
 def make_model(*, language_model=True, seed=0, words=WORDS, **settings):
     torch.manual_seed(seed)
     config = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
+    words = list(dict.fromkeys(["<S>", "</S>", "<UNK>", *words]))
     parts = {"output_layer": OutputLayer(len(words), 8), "vocabulary": Vocabulary(words)} if language_model else {}
     return ELMo(BiLM(config), **parts, **settings).eval()
 

@@ -14,7 +14,10 @@ import test_questions
 import test_roles
 from served import make_model, serving
 
+from elmokit import embed_spans
+from elmokit.index import WordIndex
 from elmokit.inference.grouping import group
+from elmokit.inference.senses import find_occurrences
 from elmokit.serve.settings import Settings
 from elmokit.tasks import TaskConfig, load_task, train
 from elmokit.text import TREEBANK, batch_to_ids, tokenize
@@ -750,3 +753,76 @@ def test_a_word_of_400_letters_does_not_widen_the_page(open_page, width):
     ):
         page = settled(open_page(view(panel, **fields), viewport={"width": width, "height": 740}), panel)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+
+
+# ---- Chinese ---------------------------------------------------------------------------------------------------------
+
+CHINESE_TEXT = "我去银行取钱。\n银行在河边。\n他走。\n她说银行的钱，银行不好。"
+
+
+@pytest.fixture(scope="module")
+def chinese(tmp_path_factory):
+    """A model that reads Chinese characters, and a server with it and an index."""
+    words = [*"的我去银行取钱河边在她说不好他走", "，", "。"]
+    elmo = make_model(words=words, tokenizer="han")
+    store = WordIndex.create(tmp_path_factory.mktemp("chinese") / "store", elmo)
+    store.add(elmo, [elmo.tokenizer(line) for line in CHINESE_TEXT.splitlines()])
+    with serving(elmo, name="chinese", index=store) as client:
+        yield elmo, client.base_url
+
+
+def test_a_chinese_page_opens_with_a_chinese_example(open_page, chinese):
+    page = settled(open_page(base=chinese[1]))
+    expect(page.locator("#context .finding")).to_contain_text("“苹果”")
+    assert page.locator("#context .map .dot").count() == 6
+    expect(page.locator("#context .stop").first).to_contain_text("Characters")
+    for chip in page.locator("#context .chip").all():
+        word = chip.inner_text()
+        chip.click()
+        expect(page.locator("#context .finding")).to_contain_text(f"“{word}”")
+        expect(page.locator("#context .backdrop mark")).to_have_text([word] * 6)
+
+
+@pytest.mark.parametrize("word", ["银行", "钱"])
+def test_a_chinese_word_is_compared_by_all_its_characters(open_page, chinese, word):
+    elmo, base = chinese
+    page = settled(open_page(view("context", text=CHINESE_TEXT, word=word, advanced=1), base=base))
+    found = list(find_occurrences(word, [elmo.tokenizer(line) for line in CHINESE_TEXT.splitlines()], elmo.tokenizer))
+    expect(page.locator("#context .backdrop mark")).to_have_text([word] * len(found))
+    for name, layers in (("Layer 1", 1), ("Slot: what the context expects", "slot")):
+        spans = [[(one.start, one.end)] for one in found]
+        vectors = np.concatenate(embed_spans(elmo, [one.tokens for one in found], spans, layers=layers))
+        np.testing.assert_allclose(numbers(page, name), cosines(vectors), atol=2e-3)
+
+
+def test_another_chinese_word_is_asked_for_when_it_is_typed(open_page, chinese):
+    page = settled(open_page(view("context", text=CHINESE_TEXT, word="银行"), base=chinese[1]))
+    for word, count in (("银", 4), ("行", 4), ("银行", 4), ("银河", 0), ("我去", 1)):
+        page.locator("#context input[name=word]").fill(word)
+        expect(page.locator("#context .backdrop mark")).to_have_text([word] * count)
+    expect(page.locator("#context .finding")).to_have_text("“我去” occurs only once.")
+
+
+def test_a_blank_of_several_chinese_characters(open_page, chinese):
+    elmo, base = chinese
+    page = settled(open_page(view("next", text="我去银行取钱。", at="0,2"), base=base), "next")
+    buttons = page.locator("#next .strip button")
+    chosen = page.locator("#next .strip button[aria-pressed=true] .token")
+    expect(chosen).to_have_text(["银"])
+    buttons.nth(3).click(modifiers=["Shift"])
+    expect(chosen).to_have_text(["银", "行"])
+    expect(page.locator("#next .blank h2")).to_have_text("Words in place of “银行”")
+    expected = [one.word for one in elmo.substitutes("我去[银行]取钱。", k=12, keep_word=True)]
+    expect(page.locator("#next .words .word")).to_have_text(expected)
+    assert page.locator("#next a.link").get_attribute("href").endswith("at=0%2C2%2C2")
+    first = next(word for word in expected if word != "银行")
+    page.locator("#next .words button").first.click()
+    expect(page.locator("#next textarea")).to_have_value(f"我去{first}取钱。")
+    buttons.nth(0).click()
+    expect(chosen).to_have_text([elmo.tokenizer("我")[0]])
+
+
+def test_neighbours_of_a_chinese_word(open_page, chinese):
+    page = settled(open_page(view("neighbours", text="他在[银行]取钱。", k=3), base=chinese[1]), "neighbours")
+    expect(page.locator("#neighbours .chips [aria-pressed=true]")).to_have_text(["银", "行"])
+    expect(page.locator("#neighbours .hits li")).to_have_count(3)

@@ -4,7 +4,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from served import CORPUS, WORDS, Capitals, make_model, serving
+from served import CORPUS, Capitals, make_model, serving
 
 from elmokit.index import WordIndex
 
@@ -12,13 +12,11 @@ playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright
 expect = playwright.expect
 
 TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
-CHINESE_TEXT = "我去银行。\n他在 银行工作，银行很大。\n银子不行"
-CHINESE_WORDS = [*WORDS[:3], *"。，我去他在工作很大银行子不的"]
 
 
 @pytest.fixture(scope="module")
 def chinese():
-    return make_model(tokenizer="han", words=CHINESE_WORDS, seed=1)
+    return make_model(tokenizer="han", words="。，我他坐在河边的", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -91,39 +89,20 @@ def test_a_model_that_the_server_does_not_have_is_told(open_page):
     expect(page.get_by_role("combobox", name="Model")).to_have_value("en")
 
 
-def test_a_chinese_model_begins_with_chinese_and_finds_words_of_several_characters(open_page, chinese):
+def test_examples_are_of_the_language_of_the_chosen_model(open_page):
     page = drawn(open_page())
-    page.get_by_role("combobox", name="Model").select_option("zh")
-    page.wait_for_url("**/?model=zh*")
-    drawn(page)
-    expect(page.locator("#context input[name=word]")).to_have_value("苹果")
+    word, chooser = page.locator("#context input[name=word]"), page.get_by_role("combobox", name="Model")
+    expect(word).to_have_value("cell")
+    chooser.select_option("zh")
+    expect(word).to_have_value("苹果")
     expect(page.locator("#context .backdrop mark")).to_have_text(["苹果"] * 6)
-    page.locator("#context textarea").fill(CHINESE_TEXT)
-    page.locator("#context input[name=word]").fill("银行")
-    expect(page.locator("#context .backdrop mark")).to_have_text(["银行"] * 3)
-    assert page.locator("#context .heat .row-name").all_inner_texts() == [
-        "1\n我去银行。",
-        "2\n他在银行工作，银行很大 …",
-        "3\n… 在银行工作，银行很大。",
-    ]
-    page.locator("#context summary").click()
-    page.wait_for_selector("#context .tables table")
-    words = [["我", "去", "银行", "。"], ["他", "在", "银行", *"工作，", "银行", *"很大。"], list("银子不行")]
-    for caption, layers in (("Layer 1", 1), ("Sense: slot and surroundings", "sense")):
-        np.testing.assert_allclose(
-            cosines(page, caption), expected_cosines(chinese, words, "银行", layers), atol=6e-4, err_msg=caption
-        )
-    page.locator("#context input[name=word]").fill("银")
-    expect(page.locator("#context .backdrop mark")).to_have_text(["银"] * 4)
-
-
-def test_surprise_and_substitutes_of_chinese_text(open_page, chinese):
-    page = open_page("?model=zh" + view("next", text="我去银行。", at="0,3"))
-    page.wait_for_selector("#next .blank[aria-busy=false] .words li")
-    assert page.locator("#next .strip .token").all_inner_texts() == ["start", *"我去银行。", "end"]
-    best = chinese.substitutes(list("我去银行。"), position=3, k=1)[0].word
-    page.locator("#next .words button", has_text=best).first.click()
-    expect(page.locator("#next textarea")).to_have_value(f"我去银{best}。")
+    page.get_by_role("tab", name="What comes next").click()
+    expect(page.locator("#next .blank h2")).to_have_text("Words in place of “河边”")
+    page.wait_for_function("location.hash.startsWith('#next?')")
+    chooser.select_option("en")
+    expect(page.locator("#next .blank h2")).to_have_text("Words in place of “bank”")
+    page.get_by_role("tab", name="Word in context").click()
+    expect(word).to_have_value("cell")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 360)])

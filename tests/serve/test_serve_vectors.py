@@ -301,3 +301,15 @@ def test_a_model_that_carries_state_is_not_served():
     model = ELMo(make_model().bilm, state="carry")
     with pytest.raises(ValueError, match="state='carry'"):
         create_app(model, Settings())
+
+
+@pytest.mark.parametrize("path", ["/layers", "/embed_all"])
+def test_lists_of_chinese_words_have_one_vector_per_word(path):
+    model = make_model(words=[*"我去银行取钱在河边。"], tokenizer="han")
+    lists = [["我", "去", "银行", "取", "钱", "。"], ["银行", "在", "河边"], [*"我在河边"]]
+    layers = "all" if path == "/layers" else "slot"
+    expected = np.concatenate(model.embed(lists, layers=layers), axis=-2)
+    with serving(model) as client:
+        body = {"inputs": lists} if path == "/layers" else {"inputs": lists, "layers": layers}
+        found = np.load(io.BytesIO(post(client, path, body, accept="application/x-npy").content))
+    np.testing.assert_allclose(found, expected, **TOLERANCE)

@@ -4,7 +4,7 @@ vectors.py         words in context -> their vectors, layer by layer
 tags.py            parts of speech, by a linear classifier on each layer
 disambiguation.py  word senses, by the nearest sense of SemCor
 similarity.py      WiC, SCWS, triples of sentences
-senses.py          the triples
+senses.py          the triples; chinese_senses.py those of Chinese
 blanks.py          everyday sentences with a blank
 neighbours.py      nearest words by letters, nearest words in context
 suite.py           a folder of data -> all of these; finished probes are kept
@@ -13,6 +13,7 @@ mixes.py           folders of trained tasks -> the layers that they use, as a he
 """
 
 from elmokit.probes.blanks import BLANKS, FilledBlank, fill_blanks
+from elmokit.probes.chinese_senses import CHINESE_TRIPLES
 from elmokit.probes.disambiguation import DisambiguationScores, disambiguate
 from elmokit.probes.mixes import TaskMixes, read_mixes
 from elmokit.probes.neighbours import ContextNeighbour, WordNeighbour, nearest_in_context, neighbours_of_words
@@ -39,6 +40,7 @@ from elmokit.probes.tags import TaggedSplits, TagScores, probe_tags
 
 __all__ = [
     "BLANKS",
+    "CHINESE_TRIPLES",
     "PROBES",
     "SENSE_TRIPLES",
     "ContextNeighbour",

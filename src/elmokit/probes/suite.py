@@ -36,9 +36,10 @@ from elmokit.inference.scores import Perplexity, TokenLogProbs, perplexity_of
 from elmokit.model import ELMo
 from elmokit.network import OutputLayer
 from elmokit.probes.blanks import BLANKS, fill_blanks
+from elmokit.probes.chinese_senses import CHINESE_TRIPLES
 from elmokit.probes.disambiguation import as_phrases, disambiguate
 from elmokit.probes.neighbours import nearest_in_context, neighbours_of_words
-from elmokit.probes.senses import SENSE_TRIPLES
+from elmokit.probes.senses import SENSE_TRIPLES, SenseTriple
 from elmokit.probes.similarity import likeness, same_meaning, sense_triples
 from elmokit.probes.tags import TaggedSplits, probe_tags
 from elmokit.probes.vectors import VIEWS, Progress, view_names
@@ -169,7 +170,7 @@ def run_probes(
         if (reason := _reason_against(model, probe)) is not None:
             say(probe, reason)
             continue
-        data = _digest_files(paths, probe)
+        data = _digest_files(model, paths, probe)
         if report.probes.get(probe, {}).get("data") == data:
             say(probe, "kept")
             continue
@@ -217,7 +218,7 @@ def run_probe(model: ELMo, probe: str, paths: Sequence[Path], *, progress: Progr
     """
     match probe:
         case "senses":
-            return asdict(sense_triples(model, SENSE_TRIPLES))
+            return asdict(sense_triples(model, _triples(model)))
         case "words":
             found = neighbours_of_words(model, NEW_WORDS)
             return {word: [asdict(one) for one in nearest] for word, nearest in found.items()}
@@ -338,11 +339,17 @@ def _language_model(model: ELMo) -> tuple[OutputLayer, Vocabulary]:
 def _reason_against(model: ELMo, probe: str) -> str | None:
     if probe in ("perplexity", "blanks") and (model.output_layer is None or model.vocabulary is None):
         return "left out: the model has no softmax"
-    if probe in ("senses", "blanks") and model.tokenizer.name in ("characters", "han"):
+    english = {"characters": ("senses", "blanks"), "han": ("blanks", "words")}  # "senses" has Chinese triples too
+    if probe in english.get(model.tokenizer.name, ()):
         return "left out: its English words are not tokens of this model, which reads text character by character"
     if probe == "words" and (model.vocabulary is None or model.reads_words):
         return "left out: it needs a model that reads characters and has a vocabulary"
     return None
+
+
+def _triples(model: ELMo) -> tuple[SenseTriple, ...]:
+    """The sense triples of the language that the model reads."""
+    return CHINESE_TRIPLES if model.tokenizer.name == "han" else SENSE_TRIPLES
 
 
 def _digest_weights(model: ELMo) -> str:
@@ -354,9 +361,9 @@ def _digest_weights(model: ELMo) -> str:
     return digest.hexdigest()
 
 
-def _digest_files(paths: Sequence[Path], probe: str) -> str:
+def _digest_files(model: ELMo, paths: Sequence[Path], probe: str) -> str:
     """SHA-256 of a probe's data, part of which is in this package."""
-    own: dict[str, Any] = {"senses": (SENSE_TRIPLES, VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
+    own: dict[str, Any] = {"senses": (_triples(model), VIEWS), "words": NEW_WORDS, "contexts": (QUERIES, VIEWS)}
     own["blanks"] = BLANKS
     own |= dict.fromkeys(("wic", "scws", "wsd"), VIEWS)  # figures of version 0.2 had only layers
     own["perplexity"] = ("single sentences", SENTENCE_TOKENS)  # those of version 0.2 were of running text only

@@ -351,7 +351,7 @@ class Info(BaseModel):
     language_model: bool
     vocabulary_size: int | None
     tokenizer: str
-    """How the model cuts text into tokens: treebank, spaces, characters or han."""
+    """How the model splits strings into tokens: treebank, spaces, characters or han."""
     tasks: list[str]
     task_kinds: dict[str, str | None]
     """The kind of each task by its name on this server: ner, sentiment, …"""

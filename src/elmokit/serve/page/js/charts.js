@@ -155,8 +155,8 @@ export function scatter(canvas, { points, withNames, label }) {
 }
 
 // Bars up for the first list, down for the second.
-export function twoWayBars(canvas, { names, up, down, upName, downName, chosen, unit, label, onChoose }) {
-  const faded = (colour) => ({ dataIndex }) => css(chosen === null || dataIndex === chosen ? colour : `${colour}-soft`);
+export function twoWayBars(canvas, { names, up, down, upName, downName, isChosen, unit, label, onChoose }) {
+  const faded = (colour) => ({ dataIndex }) => css(isChosen(dataIndex) ? colour : `${colour}-soft`);
   const bars = (values, name, colour) => ({ label: name, data: values, backgroundColor: faded(colour), borderRadius: 2, categoryPercentage: 0.9, barPercentage: 0.9 });
   makeOrUpdate(canvas, label, {
     type: "bar",

@@ -3,10 +3,10 @@
 
 import { advancedPart } from "./advanced.js";
 import { NUM_SENSE_COLOURS } from "./charts.js";
-import { examplesFor, isForeign } from "./examples.js";
+import { examplesOf, isForeign } from "./examples.js";
 import { heatTable } from "./heat.js";
 import { dotMap } from "./map.js";
-import { lastOnly, later, make, note, say, shortened, snippet, tokensOf, withWord } from "./panel.js";
+import { isHan, lastOnly, later, make, merged, note, say, shortened, snippet, tokensOf } from "./panel.js";
 import { agreement, group, planes, ranges, rangeText } from "./senses.js";
 import { ask, layersOf, viewOf } from "./server.js";
 import { innerProducts, similarities } from "./vectors.js";
@@ -22,18 +22,18 @@ export function contextPanel(section, info, changed) {
   const { text, word } = find("form").elements;
   const message = find(".message");
   const travel = find("input[name=view]");
-  const spelling = info.num_layers > 1 ? "Spelling" : "Layer 0";
+  const spelling = info.num_layers === 1 ? "Layer 0" : isHan(info) ? "Characters" : "Spelling";
+  const around = isHan(info) ? 5 : 2; // tokens on each side of an occurrence, in the table
+  const [examples, hardExamples] = examplesOf(info);
   const stopNames = [spelling, ...Array.from({ length: info.num_layers - 1 }, (_, j) => `Layer ${j + 1}`), "Sense"];
-  const { words, missed } = examplesFor(info);
-  const joinsWord = info.tokenizer === "han"; // the model reads characters: a word of several is asked for as one token
-  let seen = null; // { text, word, lines, sentences, flat, products, views }: what the model was asked for
+  let seen = null; // { text, word, wanted, lines, sentences, flat, products, views }: what the model was asked for
   let shown = null; // { places, labels, tables, points, dots }: what is drawn of it
   let animation = 0;
 
   travel.max = stopNames.length - 1;
   travel.value = travel.max;
   const advanced = advancedPart(section, info, { changed, redraw: drawNumbers });
-  use(words[0]);
+  use(examples[0]);
   makeExamples();
 
   const stopButtons = stopNames.map((name, stop) => {
@@ -47,17 +47,16 @@ export function contextPanel(section, info, changed) {
     const typedLines = typed.split("\n");
     const filled = typedLines.filter((line) => line.trim());
     if (filled.length === 0) throw note("Enter a sentence.");
-    const wanted = word.value;
-    const isJoined = joinsWord && wanted.trim() !== "";
-    const found = await tokensOf(ask, isJoined ? [...filled, wanted] : filled, signal);
-    const parts = isJoined ? found.pop() : [];
-    const lines = filled.map((line, number) => ({ line, tokens: withWord(line, found[number], parts) })).filter(({ tokens }) => tokens.length);
+    const asked = word.value;
+    const found = await tokensOf(ask, isHan(info) ? [...filled, asked] : filled, signal);
+    const wanted = isHan(info) ? found.pop().map((token) => token.text) : [];
+    const lines = filled.map((line, number) => ({ line, tokens: isHan(info) ? merged(found[number], wanted) : found[number] })).filter(({ tokens }) => tokens.length);
     const sentences = lines.map(({ tokens }) => tokens.map((token) => token.text));
     const count = sentences.reduce((sum, tokens) => sum + tokens.length, 0);
     if (count > MOST_TOKENS) throw note(`There are ${count} words and punctuation marks; the page draws at most ${MOST_TOKENS}. Remove some sentences.`);
     const [layers, ...views] = await Promise.all([layersOf(sentences, signal), ...VIEWS.map((view) => viewOf(sentences, view, signal))]);
-    const flat = lines.flatMap(({ tokens }, sentence) => tokens.map(({ text: token, isWord }, place) => ({ token, isWord, sentence, place })));
-    seen = { text: typed, word: wanted, lines, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
+    const flat = sentences.flatMap((tokens, sentence) => tokens.map((token, place) => ({ token, sentence, place })));
+    seen = { text: typed, word: asked, wanted: wanted.join(""), lines, sentences, flat, products: innerProducts(layers), views: views.map((view) => innerProducts(view)[0][0]) };
     advanced.forget();
     draw();
   });
@@ -72,18 +71,18 @@ export function contextPanel(section, info, changed) {
   function makeExamples() {
     const chip = (example) =>
       make("button", { type: "button", class: "chip", text: example.word, on: { click: () => { use(example); fetchLayers(); changed(); } } });
-    const group = (text, examples) => (examples.length ? [make("span", { class: "soft", text }), ...examples.map(chip)] : []);
-    find(".examples").append(...group("Examples", words), ...group("Not told apart", missed));
+    find(".examples").append(make("span", { class: "soft", text: "Examples" }), ...examples.map(chip));
+    if (hardExamples.length) find(".examples").append(make("span", { class: "soft", text: "Not told apart" }), ...hardExamples.map(chip));
   }
 
   // The example that is in the fields, unchanged.
   function exampleShown() {
-    return [...words, ...missed].find((example) => example.text === text.value && example.word === word.value.trim().toLowerCase());
+    return [...examples, ...hardExamples].find((example) => example.text === text.value && example.word === word.value.trim().toLowerCase());
   }
 
   function occurrences() {
-    const wanted = word.value.trim().toLowerCase();
-    return seen.flat.flatMap(({ token, isWord }, index) => (isWord || token.toLowerCase() === wanted ? [index] : []));
+    const wanted = (isHan(info) ? seen.wanted : word.value.trim()).toLowerCase();
+    return seen.flat.flatMap(({ token }, index) => (token.toLowerCase() === wanted ? [index] : []));
   }
 
   // Colours behind the text of the editor: the marks of a line are kept while other lines change.
@@ -210,16 +209,16 @@ export function contextPanel(section, info, changed) {
     const badge = (place) => make("span", { class: `badge sense-${shown.dots[place].sense}`, text: `${place + 1}` });
     const names = shown.places.map((index, place) => {
       const { sentence, place: middle } = seen.flat[index];
-      const [before, own, after] = snippet(seen.sentences[sentence], middle, 2);
+      const [before, own, after] = snippet(seen.sentences[sentence], middle, around);
       return make("span", { class: "row-name" }, badge(place), make("span", { class: "words" }, before, make("b", { class: `sense-${shown.dots[place].sense}`, text: own }), after));
     });
     heat.replaceChildren(heatTable({ caption: `Cosines by ${stopNames[stop].toLowerCase()}`, names, numbers: shown.places.map((_, place) => badge(place)), rows: shown.tables[stop] }));
   }
 
-  // two words on each side
+  // an occurrence with some words on each side
   function near(index) {
     const { sentence, place } = seen.flat[index];
-    return snippet(seen.sentences[sentence], place, 2).join("");
+    return snippet(seen.sentences[sentence], place, isHan(info) ? 3 : 2).join("");
   }
 
   function drawNumbers() {
@@ -263,16 +262,17 @@ export function contextPanel(section, info, changed) {
 
   // ---- typing --------------------------------------------------------------------------------------------------------
 
-  function chooseWord() {
-    if (joinsWord) typed();
-    else if (seen) draw();
-    changed();
-  }
-
   const typed = later(() => {
     fetchLayers();
     changed();
   });
+  // A Chinese word is several tokens, which the model is asked for as one: another word is another question.
+  function wordChanged() {
+    if (isHan(info) && seen?.word !== word.value) typed();
+    else if (seen) draw();
+    changed();
+  }
+
   text.addEventListener("input", () => {
     drawMarks();
     typed();
@@ -281,9 +281,9 @@ export function contextPanel(section, info, changed) {
     const chosen = text.value.slice(text.selectionStart, text.selectionEnd).trim();
     if (!chosen || /\s/.test(chosen)) return;
     word.value = chosen;
-    chooseWord();
+    wordChanged();
   });
-  word.addEventListener("input", () => chooseWord());
+  word.addEventListener("input", wordChanged);
   find("form").addEventListener("submit", (event) => {
     event.preventDefault();
     fetchLayers();
@@ -293,7 +293,7 @@ export function contextPanel(section, info, changed) {
   return {
     link: () => ({ text: text.value, word: word.value, view: `${Math.round(Number(travel.value))}`, ...advanced.link() }),
     restore(params) {
-      if (isForeign(info, params.get("text"))) use(words[0]);
+      if (isForeign(info, params.get("text"))) use(examples[0]);
       else {
         text.value = params.get("text") ?? text.value;
         word.value = params.get("word") ?? word.value;
@@ -302,7 +302,7 @@ export function contextPanel(section, info, changed) {
       if (stop >= 0 && stop < stopNames.length) travel.value = stop;
       advanced.restore(params);
       drawMarks();
-      if (seen?.text === text.value && (!joinsWord || seen.word === word.value)) draw();
+      if (seen?.text === text.value && (!isHan(info) || seen.word === word.value)) draw();
       else fetchLayers();
     },
     again: () => fetchLayers(),

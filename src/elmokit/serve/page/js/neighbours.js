@@ -1,16 +1,17 @@
 // Neighbours: a word in its sentence -> the nearest words of an indexed corpus, in theirs.
 
-import { joined, lastOnly, later, make, needsSpace, note, tokenized } from "./panel.js";
+import { isHan, joined, lastOnly, later, make, needsSpace, note, tokenized } from "./panel.js";
 import { ask } from "./server.js";
 
 const EXAMPLE = "He sat on the [bank] of the river.";
+const CHINESE_EXAMPLE = "他把钱存在[银行]里。";
 
 export function neighboursPanel(section, info, changed) {
   const find = (selector) => section.querySelector(selector);
   const { text, k } = find("form").elements;
   let seen = null;
 
-  text.value = EXAMPLE;
+  text.value = isHan(info) ? CHINESE_EXAMPLE : EXAMPLE;
 
   const look = lastOnly(section, find(".message"), async (signal) => {
     const typed = text.value.trim();
@@ -27,20 +28,21 @@ export function neighboursPanel(section, info, changed) {
 
   function drawSentence(tokens) {
     const marked = /\[\s*([^[\]]+?)\s*\]/.exec(text.value);
-    const before = marked ? text.value.slice(0, marked.index).split(/\s+/).join(" ") : null;
+    const begin = marked ? numLetters(text.value.slice(0, marked.index)) : Infinity;
+    const end = marked ? begin + numLetters(marked[1]) : 0; // a Chinese word may be several tokens
     const chips = find(".chips");
     chips.replaceChildren();
-    let left = "";
+    let left = 0;
     for (const [place, token] of tokens.entries()) {
       if (needsSpace(tokens[place - 1], token)) chips.append(" ");
-      const isMarked = marked !== null && token === marked[1] && sameLetters(left, before);
+      const isMarked = left >= begin && left < end;
       chips.append(make("button", { type: "button", class: "word", text: token, "aria-pressed": `${isMarked}`, on: { click: () => mark(tokens, place) } }));
-      left += token;
+      left += numLetters(token);
     }
   }
 
-  function sameLetters(a, b) {
-    return a.replaceAll(/\s/g, "") === b.replaceAll(/\s/g, "");
+  function numLetters(words) {
+    return words.replaceAll(/\s/g, "").length;
   }
 
   function mark(tokens, place) {

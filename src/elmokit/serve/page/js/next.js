@@ -1,10 +1,12 @@
 // What comes next: sentences -> how surprised the model is by each word, in both directions, and words that fit in the place of one.
 
 import { inkOn, rampColour, rgb, twoWayBars } from "./charts.js";
-import { isForeign, surpriseFor } from "./examples.js";
-import { joined, lastOnly, later, lines, make, note, shortened } from "./panel.js";
+import { isHan, joined, lastOnly, later, lines, make, note, shortened } from "./panel.js";
 import { ask } from "./server.js";
 
+const EXAMPLE = ["He sat on the bank of the river and watched the water.", "The bank of England raised its interest umbrellas."].join("\n");
+const CHINESE_EXAMPLE = ["他坐在河边看书，忘了时间。", "中国人民银行提高了存款的雨伞。"].join("\n");
+const MOST_CHARACTERS = 8; // of a blank
 const MOST_BITS = 20; // that the colours tell apart
 const NUM_WORDS = 12;
 const LEAST_SHARE = 0.0005; // words below it would be rows of 0.0%
@@ -15,9 +17,10 @@ export function nextPanel(section, info, changed) {
   const { text } = find("form").elements;
   const message = find(".message");
   let seen = null; // { text, sentences }
-  let chosen;
+  let chosen; // { sentence, place, size }: a word; of Chinese one or more characters
 
   useExample();
+  find(".shift-key").hidden = !isHan(info);
 
   const score = lastOnly(section, message, async (signal) => {
     const typed = text.value;
@@ -44,7 +47,7 @@ export function nextPanel(section, info, changed) {
 
   const fill = lastOnly(find(".blank"), find(".words-message"), async (signal) => {
     const { sentence, place } = chosen;
-    const { tokens } = seen.sentences[sentence];
+    const tokens = withBlank();
     const answers = await ask("substitutes", { inputs: tokens, position: place, k: NUM_WORDS, keep_word: true }, signal);
     const own = tokens[place];
     const shown = answers.filter(({ word, log_prob: logProb }) => word === own || Math.exp(logProb) >= LEAST_SHARE);
@@ -65,15 +68,26 @@ export function nextPanel(section, info, changed) {
   });
 
   function useExample() {
-    const example = surpriseFor(info);
-    text.value = example.text;
-    chosen = { sentence: 0, place: example.place };
+    text.value = isHan(info) ? CHINESE_EXAMPLE : EXAMPLE;
+    chosen = isHan(info) ? { sentence: 0, place: 3, size: 2 } : { sentence: 0, place: 4, size: 1 }; // 河边, "bank"
   }
 
   function clamp() {
     const sentence = Math.min(chosen.sentence, seen.sentences.length - 1);
     const place = Math.min(chosen.place, Math.max(0, seen.sentences[sentence].tokens.length - 1));
-    chosen = { sentence, place };
+    const length = seen.sentences[sentence].tokens.length;
+    chosen = { sentence, place, size: Math.max(1, Math.min(chosen.size, length - place)) };
+  }
+
+  // The tokens of the chosen sentence, the chosen ones as one word.
+  function withBlank() {
+    const { sentence, place, size } = chosen;
+    const { tokens } = seen.sentences[sentence];
+    return [...tokens.slice(0, place), tokens.slice(place, place + size).join(""), ...tokens.slice(place + size)];
+  }
+
+  function isChosen(sentence, place) {
+    return sentence === chosen.sentence && place >= chosen.place && place < chosen.place + chosen.size;
   }
 
   function draw() {
@@ -88,16 +102,15 @@ export function nextPanel(section, info, changed) {
     const row = make("div", { class: "strip" });
     row.append(cell("start", null, start, "the start of the sentence"));
     for (const [place, token] of tokens.entries()) {
-      const isChosen = sentence === chosen.sentence && place === chosen.place;
       const bits = `${forward[place].toFixed(1)} bits forward, ${backward[place].toFixed(1)} backward`;
       const label = `${token}: ${unknown[place] ? UNKNOWN : bits}`;
       const button = make("button", {
         type: "button",
         class: unknown[place] ? "unknown" : null,
         title: unknown[place] ? UNKNOWN : null,
-        "aria-pressed": `${isChosen}`,
+        "aria-pressed": `${isChosen(sentence, place)}`,
         "aria-label": label,
-        on: { click: () => choose(sentence, place) },
+        on: { click: (event) => choose(sentence, place, event.shiftKey) },
       });
       button.append(...halves(token, unknown[place] ? null : forward[place], unknown[place] ? null : backward[place]));
       row.append(button);
@@ -143,17 +156,20 @@ export function nextPanel(section, info, changed) {
       down: backward.map((value, place) => (unknown[place] ? null : value)),
       upName: "forward",
       downName: "backward",
-      chosen: chosen.place,
+      isChosen: (place) => isChosen(chosen.sentence, place),
       unit: "bits",
       label: `Bits of surprise at each word of: ${joined(tokens)}; the numbers are in the strip above`,
       onChoose: (place) => choose(chosen.sentence, place),
     });
   }
 
-  function choose(sentence, place) {
-    chosen = { sentence, place };
-    find(".strip button[aria-pressed=true]")?.setAttribute("aria-pressed", "false");
-    section.querySelectorAll(".strip")[sentence].querySelectorAll("button")[place].setAttribute("aria-pressed", "true");
+  function choose(sentence, place, isLonger = false) {
+    const [first, last] = [Math.min(chosen.place, place), Math.max(chosen.place + chosen.size - 1, place)];
+    if (isLonger && isHan(info) && sentence === chosen.sentence && last - first < MOST_CHARACTERS) chosen = { sentence, place: first, size: last - first + 1 };
+    else chosen = { sentence, place, size: 1 };
+    for (const [row, strip] of section.querySelectorAll(".strip").entries()) {
+      for (const [number, button] of strip.querySelectorAll("button").entries()) button.setAttribute("aria-pressed", `${isChosen(row, number)}`);
+    }
     drawBars();
     fill();
     changed();
@@ -162,7 +178,7 @@ export function nextPanel(section, info, changed) {
   // the tokens are written such that they are read as the same tokens again
   function putIn(word) {
     const { sentence, place } = chosen;
-    const given = seen.sentences.map(({ tokens }, number) => (number === sentence ? joined(tokens.with(place, word)) : lines(seen.text)[number]));
+    const given = seen.sentences.map((_, number) => (number === sentence ? joined(withBlank().with(place, word)) : lines(seen.text)[number]));
     text.value = given.join("\n");
     score();
     changed();
@@ -178,13 +194,13 @@ export function nextPanel(section, info, changed) {
   });
 
   return {
-    link: () => ({ text: text.value, at: `${chosen.sentence},${chosen.place}` }),
+    link: () => ({ text: text.value, at: `${chosen.sentence},${chosen.place}${chosen.size > 1 ? `,${chosen.size}` : ""}` }),
     restore(params) {
-      if (isForeign(info, params.get("text"))) useExample();
+      if (params.get("text") === (isHan(info) ? EXAMPLE : CHINESE_EXAMPLE)) useExample(); // another model was chosen
       else {
         text.value = params.get("text") ?? text.value;
-        const [sentence, place] = (params.get("at") ?? "").split(",").map(Number);
-        if (sentence >= 0 && place >= 0) chosen = { sentence, place };
+        const [sentence, place, size = 1] = (params.get("at") ?? "").split(",").map(Number);
+        if (sentence >= 0 && place >= 0) chosen = { sentence, place, size: isHan(info) && size > 1 ? Math.min(size, MOST_CHARACTERS) : 1 };
       }
       if (seen?.text === text.value) {
         clamp();

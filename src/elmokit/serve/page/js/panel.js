@@ -69,20 +69,23 @@ export async function tokenized(ask, texts, signal) {
   return (await tokensOf(ask, texts, signal)).map((tokens) => tokens.map((token) => token.text));
 }
 
-// The tokens of a line, with those that spell a word of several tokens as one: { text, start, stop, isWord }.
-export function withWord(line, tokens, parts) {
-  if (parts.length < 2) return tokens;
-  const spells = (first) => parts.every(({ text }, i) => tokens[first + i]?.text.toLowerCase() === text.toLowerCase());
-  const characters = Array.from(line);
-  const found = [];
-  for (let i = 0; i < tokens.length; ) {
-    if (spells(i)) {
-      const [start, stop] = [tokens[i].start, tokens[i + parts.length - 1].stop];
-      found.push({ text: characters.slice(start, stop).join(""), start, stop, isWord: true });
-      i += parts.length;
-    } else found.push(tokens[i++]);
+// Whether the tokens of the model are Chinese characters, so that a word may be several of them.
+export function isHan(info) {
+  return info.tokenizer === "han";
+}
+
+// Tokens of which every run that is the wanted word is one token: the model gives one vector for it.
+export function merged(tokens, wanted) {
+  const size = wanted.length;
+  const lower = (texts) => texts.join("\n").toLowerCase();
+  const result = [];
+  for (let place = 0; place < tokens.length; ) {
+    const run = tokens.slice(place, place + size);
+    const isWanted = size > 1 && lower(run.map((token) => token.text)) === lower(wanted);
+    result.push(isWanted ? { text: run.map((token) => token.text).join(""), start: run[0].start, stop: run.at(-1).stop } : tokens[place]);
+    place += isWanted ? size : 1;
   }
-  return found;
+  return result;
 }
 
 // Tokens as text is written: no space before a full stop.
@@ -112,8 +115,7 @@ export function shortened(word) {
 }
 
 // A word with the words around it: [what is before, the word, what is after]. At an end of the sentence, the other side has more.
-export function snippet(tokens, place, numWords = 3) {
-  const around = HAN.test(tokens[place]) ? 2 * numWords : numWords; // most Chinese words are two characters
+export function snippet(tokens, place, around = 3) {
   const start = Math.max(0, Math.min(place - around, tokens.length - 2 * around - 1));
   const end = Math.min(tokens.length, Math.max(place + around, 2 * around) + 1);
   const parts = ["", "", ""];
