@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import test_coreference
 import test_entailment
 import test_questions
 import test_roles
+from pages import numbers, view
 from served import make_model, serving
 
 from elmokit import embed_spans
@@ -109,20 +109,10 @@ def open_page(open_address, server):
     return open_view
 
 
-def view(panel, **fields):
-    return f"#{panel}?{urlencode(fields)}"
-
-
 def settled(page, panel="context"):
     """Wait until the panel has drawn what it was asked for."""
     page.wait_for_selector(f"#{panel}[aria-busy=false]")
     return page
-
-
-def numbers(page, caption):
-    """The numbers of a table of similarities."""
-    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
-    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
 
 
 def show_tables(page):

@@ -1,9 +1,8 @@
 """The explorer of a server with several models: which one is shown, and Chinese text."""
 
-from urllib.parse import urlencode
-
 import numpy as np
 import pytest
+from pages import numbers, view
 from served import CORPUS, Capitals, make_model, serving
 
 from elmokit.index import WordIndex
@@ -38,15 +37,6 @@ def open_page(open_address, server):
     return lambda view="", **options: open_address(f"{server.base_url}/{view}", **options)
 
 
-def view(panel, **fields):
-    return f"#{panel}?{urlencode(fields)}"
-
-
-def cosines(page, caption):
-    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
-    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
-
-
 def expected_cosines(model, sentences, word, layers):
     embedded = zip(sentences, model.embed(sentences, layers=layers), strict=True)
     vectors = np.stack([rows[i] for tokens, rows in embedded for i, token in enumerate(tokens) if token == word])
@@ -66,13 +56,13 @@ def test_the_page_asks_the_model_that_is_chosen_about_the_same_text(open_page, m
     expect(chooser).to_have_value("en")
     expect(page.get_by_role("tab")).to_have_count(4)
     sentences = [model.tokenizer(line) for line in TEXT.splitlines()]
-    first = cosines(page, "Sense: slot and surroundings")
+    first = numbers(page, "Sense: slot and surroundings")
     np.testing.assert_allclose(first, expected_cosines(model, sentences, "bank", "sense"), atol=6e-4)
     chooser.select_option("other")
     page.wait_for_url("**/?model=other#context?*")
     drawn(page)
     expect(page.locator("#context textarea")).to_have_value(TEXT)
-    second = cosines(page, "Sense: slot and surroundings")
+    second = numbers(page, "Sense: slot and surroundings")
     np.testing.assert_allclose(second, expected_cosines(make_model(seed=2), sentences, "bank", "sense"), atol=6e-4)
     assert np.abs(first - second).max() > 0.01
     # tasks and the index belong to the first model

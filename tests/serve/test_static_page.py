@@ -10,10 +10,10 @@ import math
 import os
 import re
 import threading
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
+from pages import numbers, view
 from served import make_model
 
 from elmokit import ELMo
@@ -63,15 +63,6 @@ def static(tmp_path_factory, runtime, model):
 def open_page(open_address, static):
     """Opens a view of the static page."""
     return lambda view="", **options: open_address(f"{static}/{view}", **options)
-
-
-def view(panel, **fields):
-    return f"#{panel}?{urlencode(fields)}"
-
-
-def numbers(page, caption):
-    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
-    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
 
 
 def check_context(page, model, text, word):
