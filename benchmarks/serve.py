@@ -35,6 +35,7 @@ from elmokit.network import OutputLayer
 from elmokit.text import tokenize
 
 PROGRAM = "from elmokit.cli.serve import serve; serve()"
+PATIENT = ("--deadline", 120)  # a slow machine admits all of it
 
 
 # ---- a server, a client ----------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def throughput(model, sentences, rounds):
     offline_model = ELMo.from_pretrained(model)
     count = sum(len(tokenize(sentence)) for sentence in sentences)
     rates = {kind: [] for kind in ["offline", *kinds]}
-    with serving(model) as server:
+    with serving(model, *PATIENT) as server:
         for number in range(rounds + 1):  # the first turn warms both
             begin = time.perf_counter()
             offline_model.embed(sentences)
@@ -226,7 +227,7 @@ def before(model, sentences, rounds, checkout):
     """The throughput of this code and of another checkout, in turns."""
     kinds = [("/embed", 32), ("/embed", 1)]
     rates = {(kind, name): [] for kind in kinds for name in ("now", "before")}
-    with serving(model) as new, serving(model, checkout=checkout) as old:
+    with serving(model, *PATIENT) as new, serving(model, *PATIENT, checkout=checkout) as old:
         for number in range(rounds + 1):  # the first turn warms both
             for path, size in kinds:
                 for name, server in (("now", new), ("before", old)):
@@ -352,7 +353,7 @@ def beside(model, short, documents, seconds, kind):
         assert set(statuses) | set(long_statuses) == {200}, sorted(set(statuses) | set(long_statuses))
         return taken, long_taken
 
-    with serving(model, "--deadline", 120) as server:  # a slow machine answers documents too
+    with serving(model, *PATIENT) as server:
         asyncio.run(run(server.address, 1))  # warms up
         alone, _ = asyncio.run(run(server.address, 0))
         together, long_taken = asyncio.run(run(server.address, 1))
