@@ -157,7 +157,8 @@ def cpu_seconds():
 class Rows:
     """Prints the lines of a table, with the share of the cores that other programs used since the line before."""
 
-    def __init__(self):
+    def begin_table(self):
+        print("| what | found | ratio |\n|---|---|---|", flush=True)
         self.begin = time.perf_counter(), *cpu_seconds()
 
     def __call__(self, what, measured, ratio):
@@ -652,8 +653,7 @@ def main(what, model, text, num_sentences, rounds, checkout, seconds, count, sen
     with tempfile.TemporaryDirectory(prefix="elmokit-") as folder:
         model = model or random_model(Path(folder) / "model")
         if what not in ("soak", "hostile"):
-            row("what", "found", "ratio")
-            row("---", "---", "---")
+            row.begin_table()
         if what in ("all", "throughput"):
             throughput(model, sentences, rounds)
         if what in ("all", "latency"):

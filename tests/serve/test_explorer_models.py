@@ -1,11 +1,9 @@
-"""The explorer of a server with several models: which one is shown, and Chinese text."""
+"""The explorer of a server with several models: which one is asked, and which examples it begins with."""
 
 import numpy as np
 import pytest
 from pages import numbers, view
-from served import CORPUS, Capitals, make_model, serving
-
-from elmokit.index import WordIndex
+from served import Capitals, make_model, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
 expect = playwright.expect
@@ -14,21 +12,10 @@ TEXT = "The bank lent money.\nHe sat by the bank of the river.\nThe river bank."
 
 
 @pytest.fixture(scope="module")
-def chinese():
-    return make_model(tokenizer="han", words="。，我他坐在河边的", seed=1)
-
-
-@pytest.fixture(scope="module")
-def server(model, chinese, tmp_path_factory):
-    store = WordIndex.create(tmp_path_factory.mktemp("stores") / "index", model)
-    store.add(model, [sentence.split() for sentence in CORPUS])
-    with serving(
-        model,
-        name="en",
-        tasks={"capitals": Capitals()},
-        index=store,
-        models={"zh": chinese, "other": make_model(seed=2)},
-    ) as client:
+def server(model, index):
+    chinese = make_model(tokenizer="han", words="。，我他坐在河边的", seed=1)
+    further = {"zh": chinese, "other": make_model(seed=2)}
+    with serving(model, name="en", tasks={"capitals": Capitals()}, index=index, models=further) as client:
         yield client
 
 

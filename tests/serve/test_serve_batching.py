@@ -155,15 +155,10 @@ def test_short_requests_run_in_the_pauses_of_a_long_sentence(batcher):
         first = asyncio.ensure_future(b.submit("a", ["x"], [20]))
         await model.is_in_a_batch()
         document = asyncio.ensure_future(b.submit("a", [1], [500]))
-        await asyncio.sleep(0)
-        model.gate.release()
-        await first
-        await model.is_in_a_batch()
         short = asyncio.ensure_future(b.submit("a", ["y"], [20]))
         await asyncio.sleep(0)
-        model.gate.release(2)
-        assert await short == ["yy"]
-        assert await document == [2]
+        model.gate.release(3)
+        assert await asyncio.gather(first, short, document) == [["xx"], ["yy"], [2]]
 
     asyncio.run(run())
     assert model.batches == [["x"], [1], ["y"], "after the pause", "after the pause"]
