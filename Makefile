@@ -57,7 +57,7 @@ SCALE ?= 1
 torture: .venv/installed
 	$(BIN)/python tests/torture/run.py --scale $(SCALE) --out build/torture
 
-# the story of the word "bank", told by the model that comes with the package
+# the story of the word "bank" and of four Chinese words, told by the models that come with the package
 demo: .venv/installed
 	$(BIN)/python examples/bank.py
 

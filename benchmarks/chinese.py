@@ -1,7 +1,7 @@
 """The Chinese model on public sets: parts of speech, words from characters, senses of characters.
 
     python benchmarks/chinese.py data CLONES OUT       clones of the repositories below -> files of the sets
-    python benchmarks/chinese.py probes OUT RESULTS [--model zh] [--only tags,words,mortxt] [--most N]
+    python benchmarks/chinese.py probes OUT RESULTS [--model zh] [--only tags,words,mortxt,speed] [--most N]
 
 `data` reads, from clones in CLONES/owner+name:
 
@@ -20,9 +20,11 @@ chnsenticorp of `elmokit task` read the second and the fourth (with --data, or f
     words    the same on the development set only, for several ways to make the vector of a word from its characters
     mortxt   accuracy of the sense of the nearest use of a character in the training set, beside its most frequent
              sense; the development set chooses the view
+    speed    characters per second of `embed` on reviews, and the time to load the model, with two threads; also by CPU
+             time, which says more on a machine that does other work
 
-Sense triples, perplexity and speed are measured by `elmokit probe` and `elmokit bench`; benchmarks/chinese_card.py
-writes all of it into the documents.
+Sense triples and perplexity are measured by `elmokit probe`; benchmarks/chinese_card.py writes all of it into the
+documents.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import re
 import subprocess
 import time
@@ -280,7 +283,35 @@ def nearest_senses(
     }
 
 
-PROBES = {"mortxt": mortxt, "tags": tags, "words": words}
+def speed(model: ELMo, data: Path, most: int | None) -> dict[str, Any]:
+    """Characters per second, and the time to load the model."""
+    rows = (data / "chnsenticorp" / "dev.tsv").read_text(encoding="utf-8").split("\n")[1:101]
+    texts = [row.partition("\t")[2].replace(" ", "") for row in rows if row]
+    torch.set_num_threads(2)
+    loads, runs = [], []
+    for _ in range(5):
+        begin, cpu = time.perf_counter(), time.process_time()
+        model = ELMo.from_pretrained("zh")
+        loads.append((time.perf_counter() - begin, time.process_time() - cpu))
+    model.embed(texts[:20])
+    for _ in range(3):
+        begin, cpu = time.perf_counter(), time.process_time()
+        model.embed(texts)
+        runs.append((time.perf_counter() - begin, time.process_time() - cpu))
+    num_characters = sum(map(len, texts))
+    return {
+        "num_characters": num_characters,
+        "characters_per_second": num_characters / min(run[0] for run in runs),
+        "characters_per_cpu_second": num_characters / min(run[1] for run in runs),
+        "load_seconds": min(load[0] for load in loads),
+        "load_cpu_seconds": min(load[1] for load in loads),
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+        "num_cores": os.cpu_count(),
+    }
+
+
+PROBES = {"mortxt": mortxt, "tags": tags, "words": words, "speed": speed}
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
 
 Input: a model, by default the embedded English one. Output: a page of 100 columns in four parts: how similar "bank" is
 to itself in six sentences, its nearest words in context, the words that could replace it, and how much each word of a
-sentence surprises the model. Every number is computed when the page is printed. Needs no download, no GPU, and some
-seconds.
+sentence surprises the model. Without --model a fifth part tells of four Chinese words, by the embedded Chinese model.
+Every number is computed when the page is printed. Needs no download, no GPU, and some seconds.
 """
 
 import argparse
@@ -86,6 +86,26 @@ ELSEWHERE = (
     "The [soldiers] marched through the gate at dawn.",
     "He sharpened the [knife] before dinner.",
 )
+
+# Chinese words, each in three sentences of one sense and three of another; the model reads them character by character.
+CHINESE = {
+    "苹果": (
+        ("fruit", "她削了一个[苹果]给孩子吃。", "树上的[苹果]已经熟了。", "这种[苹果]又脆又甜。"),
+        ("company", "[苹果]公布了新一代手机的价格。", "[苹果]的股价昨天大幅下跌。", "他在[苹果]担任软件工程师。"),
+    ),
+    "意思": (
+        ("meaning", "这个词的[意思]很难解释。", "请说明这句话的[意思]。", "他不明白那个符号的[意思]。"),
+        ("fun", "这部电影很有[意思]。", "和他聊天真有[意思]。", "我觉得这本小说没有[意思]。"),
+    ),
+    "打": (
+        ("hit", "父亲生气时[打]了儿子。", "他被人[打]伤了头部。", "两个人在街上[打]了一架。"),
+        ("phone", "她每天晚上给母亲[打]电话。", "请你明天[打]电话给我。", "他[打]电话通知了医院。"),
+    ),
+    "包袱": (
+        ("bundle", "老人背着[包袱]走在山路上。", "她打开[包袱]，取出几件衣服。", "他把干粮包进[包袱]里带走。"),
+        ("burden", "历史的[包袱]使改革难以进行。", "他放下了思想[包袱]，轻松上场。", "债务成了这家企业沉重的[包袱]。"),
+    ),
+}
 
 
 # ---- compute ---------------------------------------------------------------------------------------------------------
@@ -178,6 +198,43 @@ def compare_senses(model: ELMo) -> list[ViewSimilarity]:
             )
         )
     return rows
+
+
+@dataclass(frozen=True)
+class ChineseWord:
+    """A Chinese word by the view "sense": mean cosines with itself, and what could stand in its place."""
+
+    word: str
+    same: float
+    """Of two sentences of one sense."""
+    other: float
+    """Of two sentences of different senses."""
+    num_nearest_same: int
+    """Of the sentences, how many have one of their own sense nearest."""
+    fillers: tuple[list[Filler], list[Filler]]
+    """In the first sentence of each sense."""
+
+
+def tell_chinese(model: ELMo) -> list[ChineseWord]:
+    told = []
+    for word, senses in CHINESE.items():
+        sentences = [sentence for _, *own in senses for sentence in own]
+        sense = np.array([number for number, (_, *own) in enumerate(senses) for _ in own])
+        vectors = marked_vectors(model, sentences, "sense")
+        cosines = vectors @ vectors.T
+        is_same = (sense[:, None] == sense) & ~np.eye(len(sense), dtype=bool)
+        nearest = np.where(np.eye(len(sense), dtype=bool), -np.inf, cosines).argmax(axis=1)
+        fillers = [fill(model, own[0]) for _, *own in senses]
+        told.append(
+            ChineseWord(
+                word=word,
+                same=float(cosines[is_same].mean()),
+                other=float(cosines[sense[:, None] != sense].mean()),
+                num_nearest_same=int((sense[nearest] == sense).sum()),
+                fillers=(fillers[0], fillers[1]),
+            )
+        )
+    return told
 
 
 def find_neighbours(model: ELMo, sentence: str) -> list[Neighbour]:
@@ -313,6 +370,31 @@ def show_surprise(surprise: Surprise, console: Console) -> None:
         say(console, f"Not in this model's vocabulary, and scored as an unknown word: {' '.join(surprise.unknown)}")
 
 
+def show_chinese(words: list[ChineseWord], console: Console) -> None:
+    console.rule("5  And in Chinese?", align="left")
+    if not console.encoding.startswith("utf"):
+        say(console, "This terminal has no Chinese characters: the part about four Chinese words is left out.")
+        return
+    table = new_table("", "same sense", "other sense", "nearest is of the same sense")
+    for told in words:
+        count = sum(len(own) - 1 for own in CHINESE[told.word])
+        table.add_row(told.word, f"{told.same:.2f}", f"{told.other:.2f}", f"{told.num_nearest_same} of {count}")
+    console.print(table)
+    lines = Table.grid(padding=(0, 2))
+    for told in words:
+        for (sense, first, *_), found in zip(CHINESE[told.word], told.fillers, strict=True):
+            lines.add_row("", Text(sense, "dim"), marked(first), Text("  ".join(filler.word for filler in found)))
+    console.print(lines)
+    right = sum(told.num_nearest_same for told in words)
+    count = sum(len(own) - 1 for senses in CHINESE.values() for own in senses)
+    say(
+        console,
+        "\nMean cosine of each word with itself in another sentence, by its sense, and the words that could stand in "
+        "its place.  The text is read character by character, without a segmenter; a blank of two characters is filled "
+        f"by two.  {right} of {count} sentences find their own sense.",
+    )
+
+
 def new_table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2))
     for column in columns:
@@ -343,7 +425,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description='The story of the word "bank".')
     parser.add_argument("--model", help="a folder or a name; by default the embedded English model")
     options = parser.parse_args(arguments)
-    show(tell(ELMo.from_pretrained(options.model)), Console(width=WIDTH, highlight=False))
+    console = Console(width=WIDTH, highlight=False)
+    show(tell(ELMo.from_pretrained(options.model)), console)
+    if options.model is None:
+        show_chinese(tell_chinese(ELMo.from_pretrained("zh")), console)
 
 
 if __name__ == "__main__":

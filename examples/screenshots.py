@@ -1,12 +1,13 @@
-"""The pictures of docs/explorer.md: the page of `elmokit serve` in Chromium, panel by panel, with the English model.
+"""The pictures of docs/explorer.md and docs/chinese.md: the page of `elmokit serve` in Chromium, panel by panel.
 
     python examples/screenshots.py                  # into docs/img
     python examples/screenshots.py OTHER_FOLDER
 
-Input: the embedded model, and the sentences below: those that are typed, those of the index, and those that two small
+Input: the embedded models, and the sentences below: those that are typed, those of the index, and those that two small
 tasks are trained on. Output: explorer-*.png: the four panels, the first one also in dark colours, the scatter plot, and
-the four panels on a narrow, dark screen. Needs `pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes
-with matplotlib), Chromium on the PATH or in ELMOKIT_CHROMIUM, and some seconds.
+the four panels on a narrow, dark screen; two panels with the Chinese model. Needs
+`pip install "elmokit[serve,index,tasks,browser,plot]"` (Pillow comes with matplotlib), Chromium on the PATH or in
+ELMOKIT_CHROMIUM, Chinese fonts (Debian: fonts-noto-cjk), and some seconds.
 """
 
 import io
@@ -21,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from chromium import FLAGS, MISSING, find_chromium
+from fastapi import FastAPI
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
@@ -33,6 +35,7 @@ from elmokit.tasks import TaskConfig, TrainedTask, load_task, train
 
 WIDTH, FIRST_SCREEN, PHONE_WIDTH, PHONE_HEIGHT, GAP = 1000, (1440, 780), 360, 1100, 12
 GAP_COLOR = "#4b4f5a"
+SETTINGS = Settings(drain=0.0)
 
 # ---- what is typed; the other fields keep what the page shows first --------------------------------------------------
 
@@ -141,9 +144,8 @@ def to_conll(line: str) -> str:
     return "".join(rows)
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address of a server with all four panels."""
+def english_app(folder: Path) -> FastAPI:
+    """A server with all four panels."""
     model = ELMo.from_pretrained()
     index = WordIndex.create(folder / "store", model, skip_punctuation=True)
     index.add(model, [tokenize(sentence) for sentence in CORPUS])
@@ -151,8 +153,13 @@ def serving(folder: Path) -> Iterator[str]:
         "pos": train_task("pos", [to_conllu(line) for line in TAGGED], folder),
         "ner": train_task("ner", [to_conll(line) for line in NAMED], folder),
     }
-    settings = Settings(drain=0.0)
-    server = make_server(create_app(model, settings, name="elmokit-en", tasks=tasks, index=index), settings)
+    return create_app(model, SETTINGS, name="elmokit-en", tasks=tasks, index=index)
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The address of a server."""
+    server = make_server(app, SETTINGS)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -221,6 +228,19 @@ def take_panels(browser: Browser, base: str) -> dict[str, bytes]:
     return pictures
 
 
+def take_chinese(browser: Browser, base: str) -> dict[str, bytes]:
+    """The first screen with the Chinese model, and the words that fit in a blank of two characters."""
+    width, height = FIRST_SCREEN
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+    open_panel(page, base, "context")
+    pictures = {"chinese": page.screenshot()}
+    page.set_viewport_size({"width": WIDTH, "height": 700})
+    open_panel(page, base, "next")
+    pictures["chinese-next"] = page.screenshot(full_page=True)
+    page.close()
+    return pictures
+
+
 def take_phone(browser: Browser, base: str) -> Image.Image:
     """The four panels on a narrow screen with dark colours, side by side."""
     page = browser.new_page(viewport={"width": PHONE_WIDTH, "height": PHONE_HEIGHT}, color_scheme="dark")
@@ -243,11 +263,15 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/img")
     folder.mkdir(parents=True, exist_ok=True)
     chromium = find_chromium() or sys.exit(MISSING)
-    with tempfile.TemporaryDirectory() as temporary, serving(Path(temporary)) as base, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        for name, picture in {**take_first_screens(browser, base), **take_panels(browser, base)}.items():
+        with serving(create_app(ELMo.from_pretrained("zh"), SETTINGS, name="elmokit-zh")) as base:
+            pictures = take_chinese(browser, base)
+        with serving(english_app(Path(temporary))) as base:
+            pictures |= {**take_first_screens(browser, base), **take_panels(browser, base)}
+            save(take_phone(browser, base), folder / "explorer-phone.png")
+        for name, picture in pictures.items():
             save(Image.open(io.BytesIO(picture)), folder / f"explorer-{name}.png")
-        save(take_phone(browser, base), folder / "explorer-phone.png")
         browser.close()
 
 

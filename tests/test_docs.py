@@ -116,6 +116,7 @@ def workshop(tmp_path_factory):
     }.items():  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.txt").write_text(text * repeats)
+    (folder / "zh.txt").write_text("我去银行取钱。\n他坐在河边看书。\n银行在河边。\n", encoding="utf-8")
     for name in ("big", "corpus/part"):
         (folder / f"{name}.txt.gz").write_bytes(gzip.compress((text * 40).encode()))
     (folder / "wnut17").mkdir()
@@ -237,7 +238,10 @@ def test_both_readmes_show_the_same_commands_and_sessions():
 
     english = without_remarks(ROOT / "README.md")
     assert len(english) >= 5
-    assert without_remarks(ROOT / "README.zh-CN.md") == english
+    install, opening, *others = without_remarks(ROOT / "README.zh-CN.md")  # it opens with the Chinese model
+    assert 'ELMo.from_pretrained("zh")' in opening
+    assert all(f'compare("{word}", ' in opening for word in ("苹果", "意思", "打", "包袱"))
+    assert [install, *others] == english
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

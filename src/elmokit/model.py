@@ -180,9 +180,9 @@ class ELMo(nn.Module):
         """Load a model by its name.
 
         Args:
-            name: None or "en" is the English model in the package; else a folder, an official name ("small", "medium",
-                "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an official pair, a bilm-tf
-                training folder (TensorFlow) or one of ELMoForManyLangs.
+            name: None or "en" is the English model in the package, "zh" the Chinese one; else a folder, an official
+                name ("small", "medium", "original", "original-5.5b") or a Hugging Face id. A folder is one of ours, an
+                official pair, a bilm-tf training folder (TensorFlow) or one of ELMoForManyLangs.
             freeze: Keep the biLM as it is; False trains it with the task.
             num_mixes: Number of mixes; None takes those of the folder, or one. Saved mixes are loaded if their number
                 is the same.
@@ -517,8 +517,8 @@ class ELMo(nn.Module):
     ) -> list[Array] | list[Tensor]:
         """Vectors of every token of every sentence.
 
-        A model that reads Chinese characters also takes lists of words: each word has one vector, the mean of its
-        characters.
+        A model that reads Chinese characters also takes lists of words: each word has one vector, the forward half of
+        its last character and the backward half of its first.
 
         Args:
             sentences: Strings, which the model's tokenizer cuts, or token lists.

@@ -128,21 +128,23 @@ def fill_cache(official: Any, name: str = "small") -> int:
 
 def test_models_lists_embedded_and_official_models(cache, official):
     listed = result_of("models")
-    assert [model["name"] for model in listed["models"]] == ["en", *OFFICIAL]
-    english, small = listed["models"][:2]
+    assert [model["name"] for model in listed["models"]] == ["en", "zh", *OFFICIAL]
+    english, chinese, small = listed["models"][:3]
     assert (english["kind"], english["cached"]) == ("embedded", True)
+    assert (chinese["kind"], chinese["cached"]) == ("embedded", True)
     assert english["bytes"] == sum(file["bytes"] for file in result_of("info", "en")["files"])
     assert (small["kind"], small["cached"], small["bytes"], small["path"]) == ("official", False, None, None)
     assert listed["cache"] == {"path": str(cache), "files": 0, "bytes": 0}
     num_bytes = fill_cache(official)
     listed = result_of("models")
-    assert listed["models"][1]["cached"]
-    assert listed["models"][1]["path"] == str(cache)
+    assert listed["models"][2]["cached"]
+    assert listed["models"][2]["path"] == str(cache)
     assert listed["cache"] == {"path": str(cache), "files": 2, "bytes": num_bytes}
     lines = [line.split() for line in run("models").stdout.splitlines()]
     assert lines[0] == ["name", "kind", "size", "folder"]
     assert lines[1][:2] == ["en", "embedded"]
-    assert lines[3] == ["medium", "official", "not", "downloaded"]
+    assert lines[2][:2] == ["zh", "embedded"]
+    assert lines[4] == ["medium", "official", "not", "downloaded"]
     assert lines[-1][0] == "cache"
     assert result_of("info", "small")["layers"] == 3
 

@@ -38,16 +38,17 @@ def split(words):
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2, "average", "top"])
-def test_a_word_is_the_mean_of_its_characters(elmo, layers):
+def test_a_word_is_its_last_character_forward_and_its_first_backward(elmo, layers):
+    half = elmo.dim // 2
     for words, vectors in zip(WORDS, elmo.embed(WORDS, layers=layers), strict=True):
         characters, spans = split(words)
         (by_character,) = elmo.embed([characters], layers=layers)
-        expected = [by_character[start:end].mean(axis=0) for start, end in spans]
+        expected = [[*by_character[end - 1][:half], *by_character[start][half:]] for start, end in spans]
         np.testing.assert_allclose(vectors, np.array(expected).reshape(len(words), elmo.dim), atol=1e-6)
 
 
-@pytest.mark.parametrize("layers", VIEWS)
-def test_a_word_of_a_list_is_the_span_of_its_characters(elmo, layers):
+@pytest.mark.parametrize("layers", ["slot", "sense"])
+def test_from_outside_a_word_of_a_list_is_the_span_of_its_characters(elmo, layers):
     lists = [words for words in WORDS if words]
     by_word = elmo.embed(lists, layers=layers)
     texts, spans = zip(*map(split, lists), strict=True)
@@ -65,12 +66,21 @@ def test_characters_of_a_list_are_read_as_those_of_a_string(elmo):
     np.testing.assert_array_equal(elmo.embed(["我去银行。"])[0], elmo.embed([[*"我去银行。"]])[0])
 
 
+@pytest.mark.parametrize("layers", VIEWS)
+def test_a_word_of_a_list_is_the_span_of_that_word(elmo, layers):
+    lists = [words for words in WORDS if words]
+    spans = [[(place, place + 1) for place in range(len(words))] for words in lists]
+    for words, spanned in zip(
+        elmo.embed(lists, layers=layers), embed_spans(elmo, lists, spans, layers=layers), strict=True
+    ):
+        np.testing.assert_allclose(words, spanned, atol=1e-5)
+
+
 def test_spans_of_a_list_count_its_words(elmo):
-    characters, _ = split(WORDS[0])
     (of_words,) = embed_spans(elmo, [WORDS[0]], [[(2, 4), (0, 1)]])
-    (of_characters,) = embed_spans(elmo, [characters], [[(2, 6), (0, 1)]])
-    np.testing.assert_allclose(of_words, of_characters, atol=1e-6)
-    (ends,), (words,) = embed_spans(elmo, [WORDS[0]], [[(1, 4)]], how="ends"), elmo.embed([WORDS[0]])
+    (words,) = elmo.embed([WORDS[0]])
+    np.testing.assert_allclose(of_words, [words[2:4].mean(axis=0), words[0]], atol=1e-6)
+    (ends,) = embed_spans(elmo, [WORDS[0]], [[(1, 4)]], how="ends")
     np.testing.assert_allclose(ends[0], np.concatenate([words[1], words[3]]), atol=1e-6)
 
 

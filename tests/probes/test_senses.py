@@ -231,3 +231,51 @@ def test_a_terminal_that_knows_no_blocks_gets_plain_characters(bank, story):
     bank.show(story, Console(file=stream, width=bank.WIDTH, highlight=False))
     stream.flush()
     assert b"####" in stream.buffer.getvalue()
+
+
+# ---- its Chinese part ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chinese():
+    torch.manual_seed(0)
+    config = BiLMConfig(char_dim=4, filters=((1, 8), (2, 8)), num_highways=1, cell_dim=16, projection_dim=8)
+    words = ["<S>", "</S>", "<UNK>", *"的一了他她在有意思打包袱苹果。，"]
+    vocabulary, output_layer = Vocabulary(words), OutputLayer(len(words), 8)
+    return ELMo(BiLM(config), output_layer=output_layer, vocabulary=vocabulary, tokenizer="han").eval()
+
+
+def test_chinese_words_are_compared_by_their_sense(bank, chinese):
+    told = bank.tell_chinese(chinese)
+    assert [one.word for one in told] == ["苹果", "意思", "打", "包袱"]
+    for one in told:
+        (_, *first), (_, *second) = bank.CHINESE[one.word]
+        assert all(f"[{one.word}]" in sentence for sentence in first + second)
+
+        def cosine(a, b, word=one.word):
+            return chinese.similarity(plain(a), plain(b), word=word)
+
+        pairs = [*combinations(first, 2), *combinations(second, 2)]
+        assert one.same == pytest.approx(np.mean([cosine(a, b) for a, b in pairs]), abs=1e-5)
+        assert one.other == pytest.approx(np.mean([cosine(a, b) for a, b in product(first, second)]), abs=1e-5)
+        everything, right = first + second, 0
+        for place, sentence in enumerate(everything):
+            others = [number for number in range(6) if number != place]
+            right += max(others, key=lambda n: cosine(sentence, everything[n])) // 3 == place // 3
+        assert one.num_nearest_same == right
+        for sentence, found in zip((first[0], second[0]), one.fillers, strict=True):
+            assert [f.word for f in found] == [s.word for s in chinese.substitutes(sentence, k=bank.NUM_BEST)]
+
+
+def test_the_chinese_part_fits_the_page_and_is_left_out_where_it_cannot_be_printed(bank, chinese):
+    told = bank.tell_chinese(chinese)
+    stream = io.StringIO()
+    console = Console(file=stream, width=bank.WIDTH, highlight=False)
+    bank.show_chinese(told, console)
+    words = " ".join(stream.getvalue().split())
+    assert f"{sum(one.num_nearest_same for one in told)} of 24 sentences find their own sense" in words
+    assert "…" not in words
+    plain_stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    bank.show_chinese(told, Console(file=plain_stream, width=bank.WIDTH, highlight=False, safe_box=True))
+    plain_stream.flush()
+    assert b"has no Chinese characters" in plain_stream.buffer.getvalue()

@@ -1,7 +1,8 @@
 """Check the wheel and the sdist of a release: `python tests/release/check_release.py dist`, as `make release` does.
 
 Both hold every file that they should, the metadata has the version of the package and no relative link, and the wheel,
-installed into a new environment outside of the checkout, runs the first Python session of README.md in an empty folder.
+installed into a new environment outside of the checkout, runs the first Python session of README.md in an empty folder
+and the Chinese model.
 """
 
 import re
@@ -80,6 +81,7 @@ def run_first_session(wheel: Path) -> None:
             ["-m", "pip", "check"],
             ["-m", "doctest", "-o", "ELLIPSIS", "first_session.txt"],
             ["-m", "elmokit", "similar", "--word", "bank", "The bank lent money .", "He sat by the bank ."],
+            ["-m", "elmokit", "substitutes", "--model", "zh", "他把钱存在[银行]里。"],
         ):
             print("$ python", *command, flush=True)
             subprocess.run([python, "-I", *command], cwd=desk, check=True)

@@ -14,7 +14,6 @@ import test_roles
 from pages import numbers, view
 from served import make_model, serving
 
-from elmokit import embed_spans
 from elmokit.index import WordIndex
 from elmokit.inference.grouping import group
 from elmokit.inference.senses import find_occurrences
@@ -779,9 +778,10 @@ def test_a_chinese_word_is_compared_by_all_its_characters(open_page, chinese, wo
     page = settled(open_page(view("context", text=CHINESE_TEXT, word=word, advanced=1), base=base))
     found = list(find_occurrences(word, [elmo.tokenizer(line) for line in CHINESE_TEXT.splitlines()], elmo.tokenizer))
     expect(page.locator("#context .backdrop mark")).to_have_text([word] * len(found))
+    lists = [[*one.tokens[: one.start], word, *one.tokens[one.end :]] for one in found]
     for name, layers in (("Layer 1", 1), ("Slot: what the context expects", "slot")):
-        spans = [[(one.start, one.end)] for one in found]
-        vectors = np.concatenate(embed_spans(elmo, [one.tokens for one in found], spans, layers=layers))
+        embedded = elmo.embed(lists, layers=layers)
+        vectors = np.stack([vectors[one.start] for one, vectors in zip(found, embedded, strict=True)])
         np.testing.assert_allclose(numbers(page, name), cosines(vectors), atol=2e-3)
 
 

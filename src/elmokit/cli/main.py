@@ -29,8 +29,8 @@ from elmokit.cli.vectors import embed, encode, similar
 def main(debug: bool) -> None:
     """Contextual word vectors from bidirectional language models (ELMo).
 
-    A model is a folder, a name (en, small, medium, original, original-5.5b) or a Hugging Face id. Without one, verbs
-    use en, the English model of the package. `elmokit models` lists the names.
+    A model is a folder, a name (en, zh, small, medium, original, original-5.5b) or a Hugging Face id. Without one,
+    verbs use en, the English model of the package; zh is the Chinese one. `elmokit models` lists the names.
     """
 
 

@@ -94,7 +94,8 @@ class View(ABC):
 class _OfWords(View):
     """A view whose positions count a user's words, of which the model may read several tokens: Chinese words.
 
-    A word is a phrase of its tokens: in layers it is the mean of its characters.
+    In a layer, a word is what was read up to its last character and, backward, down to its first: the forward half of
+    the one and the backward half of the other. Slot and sense look at it from outside, as at a phrase.
     """
 
     def __init__(self, view: View) -> None:
@@ -106,8 +107,8 @@ class _OfWords(View):
         num_words = max(len(starts) - 1 for starts in reading.starts)
         rows = []
         for row, starts in enumerate(reading.starts):
-            bounds = torch.tensor(starts)
-            vectors = self.view.spans(reading.sentence(row), bounds[:-1], bounds[1:])  # (…, 1, W, 2P)
+            word = torch.arange(len(starts) - 1)
+            vectors = self.spans(reading.sentence(row), word, word + 1)  # (…, 1, W, 2P)
             rows.append(torch.nn.functional.pad(vectors, (0, 0, 0, num_words - vectors.shape[-2])))
         return torch.cat(rows, dim=-3).to(reading.layers.dtype)
 
@@ -116,8 +117,23 @@ class _OfWords(View):
             return self.view.spans(reading, start, end)
         if len(reading.starts) > 1:
             raise ValueError("spans of words are taken of one sentence: Reading.sentence")
+        if isinstance(self.view, _Chosen):
+            return self.view.spans(_by_words(reading), start, end)
         bounds = torch.tensor(reading.starts[0])
         return self.view.spans(reading, bounds[start], bounds[end])
+
+
+def _by_words(reading: Reading) -> Reading:
+    """A sentence with one vector per word, instead of one per character, in every layer."""
+    assert reading.starts is not None
+    bounds = torch.tensor(reading.starts[0])
+    width, edges = reading.layers.shape[-1] // 2, torch.tensor([0, reading.lengths[0] + 1])
+    # <S> is before character 0: character k is at k + 1
+    last = torch.cat([edges[:1], bounds[1:], edges[1:]])
+    first = torch.cat([edges[:1], bounds[:-1] + 1, edges[1:]])
+    last, first = to_device(torch.stack([last, first]), reading.layers.device)
+    layers = torch.cat([reading.layers[:, :, last, :width], reading.layers[:, :, first, width:]], dim=-1)
+    return Reading(layers, (len(bounds) - 1,))
 
 
 class _Chosen(View):

@@ -1,7 +1,8 @@
 """Names of models: a name becomes the files of a model on this machine.
 
-Input: nothing (the default model), a folder, the name of a model in the package ("en"), an official name ("small",
-"medium", "original", "original-5.5b") or a "user/model" of the Hugging Face hub. Output: a layout (see `layouts.py`).
+Input: nothing (the default model), a folder, the name of a model in the package ("en", "zh"), an official name
+("small", "medium", "original", "original-5.5b") or a "user/model" of the Hugging Face hub. Output: a layout (see
+`layouts.py`).
 """
 
 from __future__ import annotations

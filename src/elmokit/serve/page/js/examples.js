@@ -1,5 +1,5 @@
 // Words of several senses, with the sense that a reader sees in each sentence. The page compares what the model finds with
-// it. HARD_EXAMPLES are not told apart by the model that comes with elmokit.
+// it. The hard ones are not told apart by the model that comes with elmokit.
 
 const example = (word, senses) => {
   const entries = Object.entries(senses);
@@ -54,13 +54,16 @@ const CHINESE_EXAMPLES = [
     "含义": ["这个词的意思很难解释。", "请说明这句话的意思。", "他不明白那个符号的意思。"],
     "趣味": ["这部电影很有意思。", "和他聊天真有意思。", "我觉得这本小说没有意思。"],
   }),
-  example("打", {
-    "殴打": ["父亲生气时打了儿子。", "他被人打伤了头部。", "两个人在街上打了一架。"],
-    "通话": ["她每天晚上给母亲打电话。", "请你明天打电话给我。", "他打电话通知了医院。"],
-  }),
   example("包袱", {
     "行李": ["老人背着包袱走在山路上。", "她打开包袱，取出几件衣服。", "他把干粮包进包袱里带走。"],
     "负担": ["历史的包袱使改革难以进行。", "他放下了思想包袱，轻松上场。", "债务成了这家企业沉重的包袱。"],
+  }),
+];
+
+const HARD_CHINESE_EXAMPLES = [
+  example("打", {
+    "殴打": ["父亲生气时打了儿子。", "他被人打伤了头部。", "两个人在街上打了一架。"],
+    "通话": ["她每天晚上给母亲打电话。", "请你明天打电话给我。", "他打电话通知了医院。"],
   }),
   example("杜鹃", {
     "鸟": ["杜鹃把蛋产在别的鸟的巢里。", "春天的树林里有杜鹃在叫。", "杜鹃是一种吃毛虫的鸟。"],
@@ -75,5 +78,5 @@ export function isForeign(info, text) {
 
 // The examples of the language that a model reads: those to open with, and hard ones.
 export function examplesOf(info) {
-  return info.tokenizer === "han" ? [CHINESE_EXAMPLES, []] : [EXAMPLES, HARD_EXAMPLES];
+  return info.tokenizer === "han" ? [CHINESE_EXAMPLES, HARD_CHINESE_EXAMPLES] : [EXAMPLES, HARD_EXAMPLES];
 }

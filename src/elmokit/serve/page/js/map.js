@@ -6,7 +6,7 @@ import { HAN } from "./panel.js";
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = 46; // pixels around the dots, for their labels
 const RADIUS = 11;
-const [LETTER, CHARACTER] = [6.2, 12.2]; // pixels: a letter of a label on average, a Chinese character
+const [LETTER, CHARACTER] = [6.2, 12.5]; // pixels: a letter of a label on average, a Chinese character
 
 function node(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);
