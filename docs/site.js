@@ -19,6 +19,8 @@ document$.subscribe(() => {
 
 // The explorer of this site, where the site was built with it (`make site`).
 document$.subscribe(async () => {
-  const link = document.getElementById("try");
-  if (link) link.hidden = !(await fetch("try/model/model.json", { method: "HEAD" }).catch(() => ({}))).ok;
+  const links = document.querySelectorAll(".try");
+  if (!links.length) return;
+  const { ok } = await fetch("try/model/model.json", { method: "HEAD" }).catch(() => ({}));
+  for (const link of links) link.hidden = !ok;
 });

@@ -11,9 +11,7 @@ ELMOKIT_CHROMIUM, Chinese fonts (Debian: fonts-noto-cjk), and some seconds.
 """
 
 import io
-import os
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
+from chromium import FLAGS, MISSING, find_chromium
 from fastapi import FastAPI
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
@@ -183,14 +182,6 @@ PLACE_OF_WORD = """(canvas, word) => {
 }"""
 
 
-def find_chromium() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        sys.exit("No Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM.")
-    return path
-
-
 def open_panel(page: Page, base: str, panel: str, **fields: str) -> Locator:
     """Open a panel by its link, and wait until it has drawn what was asked for."""
     page.goto("about:blank")  # a link to the same page would not load it
@@ -271,9 +262,9 @@ def save(picture: Image.Image, target: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/img")
     folder.mkdir(parents=True, exist_ok=True)
-    chromium = find_chromium()
+    chromium = find_chromium() or sys.exit(MISSING)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         with serving(create_app(ELMo.from_pretrained("zh"), SETTINGS, name="elmokit-zh")) as base:
             pictures = take_chinese(browser, base)
         with serving(english_app(Path(temporary))) as base:

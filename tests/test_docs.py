@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chromium import MISSING, find_chromium
 from click.testing import CliRunner
 
 import elmokit
@@ -89,9 +90,8 @@ def skip_without_hosts(file):
     for host in sorted(HOSTS.intersection(imported)):
         if importlib.util.find_spec(host) is None:
             pytest.skip(f"{file.name} needs {host}, which is not installed here")
-    browsers = ("chromium", "chromium-browser", "google-chrome")
-    if "playwright" in imported and not (os.environ.get("ELMOKIT_CHROMIUM") or any(map(shutil.which, browsers))):
-        pytest.skip(f"{file.name} needs Chromium, which is not installed here")
+    if "playwright" in imported and find_chromium() is None:
+        pytest.skip(f"{file.name}: {MISSING}")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The biLM against tests/reference.py, and what must not change its numbers: batches, padding, blocks, later words."""
 
 import json
+import math
 
 import h5py
 import numpy as np
@@ -304,6 +305,21 @@ def test_a_limit_below_one_step_still_runs_one_step_at_a_time(model, bilm, alone
         output = bilm(model.ids([SENTENCES[0]]))
     assert calls == [1] * 3 * (len(SENTENCES[0]) + 2)
     assert_same_sentences(output, [SENTENCES[0]], alone)
+
+
+def test_a_sentence_embeds_the_same_with_pauses_in_which_others_run(model, bilm, alone):
+    calls = []
+
+    def pause():
+        calls.append(bilm(model.ids([SENTENCES[1][:2]])).layers)
+
+    with lstm.pausing(pause, 4):
+        output = bilm(model.ids(SENTENCES))
+    longest = max(map(len, SENTENCES)) + 2
+    assert len(calls) == bilm.config.num_layers * math.ceil(longest / 4)
+    assert_same_sentences(output, SENTENCES, alone)
+    close(calls[-1], bilm(model.ids([SENTENCES[1][:2]])).layers, 1e-6)
+    assert len(calls) == bilm.config.num_layers * math.ceil(longest / 4), "no pauses after that"
 
 
 def test_state_carries_through_blocks(model, bilm, monkeypatch):

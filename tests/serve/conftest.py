@@ -1,10 +1,10 @@
 """Fixtures of the tests of the server."""
 
 import logging
-import os
-import shutil
+import re
 
 import pytest
+from chromium import FLAGS, MISSING, find_chromium
 from served import CORPUS, Capitals, Slow, make_model, serving
 
 from elmokit.index import WordIndex
@@ -55,27 +55,42 @@ def loggers():
         logger.setLevel(level)
 
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
 @pytest.fixture(scope="module")
 def browser():
     """Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("ELMOKIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    path = find_chromium()
     if path is None:
-        pytest.skip("no Chromium found: install it (Debian: apt-get install chromium) or set ELMOKIT_CHROMIUM")
+        pytest.skip(MISSING)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_address(browser):
+    """Opens an address; at the end of the test no page may have written an error or asked another server."""
+    contexts, problems, asked, opened = [], [], set(), set()
+
+    def host(address):
+        return re.match(r"\w+://[^/]*", address)[0]
+
+    def open_page(address, *, errors_expected=False, **options):
+        context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        if not errors_expected:
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.add(host(request.url)))
+        opened.add(host(address))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+    assert asked <= opened

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import test_coreference
 import test_entailment
 import test_questions
 import test_roles
+from pages import numbers, view
 from served import make_model, serving
 
 from elmokit.index import WordIndex
@@ -97,33 +97,15 @@ def server(model, index, tasks):
 
 
 @pytest.fixture
-def open_page(browser, server):
-    """Opens a view; at the end of the test no page may have written an error or asked another server."""
-    contexts, problems, hosts = [], [], set()
+def open_page(open_address, server):
+    """Opens a view of the server, or of another one."""
 
-    def open_view(view="", *, base=None, errors_expected=False, **options):
-        context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        if not errors_expected:
-            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: hosts.add(re.match(r"\w+://[^/]*", request.url)[0]))
-        page.goto(f"{base or server.base_url}/{view}")
-        page.base = str(base or server.base_url)
-        return page
+    def open_view(view="", *, base=None, **options):
+        return open_address(
+            f"{base or server.base_url}/{view}", **{"viewport": {"width": 1100, "height": 900}, **options}
+        )
 
-    yield open_view
-    bases = {page.base for context in contexts for page in context.pages}
-    for context in contexts:
-        context.close()
-    assert problems == []
-    assert hosts <= bases
-
-
-def view(panel, **fields):
-    return f"#{panel}?{urlencode(fields)}"
+    return open_view
 
 
 def settled(page, panel="context"):
@@ -132,14 +114,9 @@ def settled(page, panel="context"):
     return page
 
 
-def numbers(page, caption):
-    """The numbers of a table of similarities."""
-    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
-    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
-
-
 def show_tables(page):
     page.locator("#context .advanced > summary").click()
+    page.wait_for_selector("#context .kept:not(:empty)")  # drawn after the event that they are open
 
 
 def occurrences(model, text, word):
@@ -465,14 +442,14 @@ def test_unknown_words_are_marked_and_not_counted(open_page, model):
         if scores.unknown.all():
             assert shown == "No word of this sentence is in the vocabulary: the model cannot score it."
             continue
-        f, b, both = map(float, re.findall(r"[\d.]*\d", shown)[:3])
-        known = ~scores.unknown
-        forward = np.append(scores.forward[known], scores.forward_end).mean() / -math.log(2)
-        backward = np.append(scores.backward[known], scores.backward_end).mean() / -math.log(2)
-        assert (f, b) == pytest.approx((forward, backward), abs=0.006)
-        assert both == pytest.approx(model.perplexity([line]).known, abs=0.51)
-        count = int(scores.unknown.sum())
-        assert shown.endswith("2 words are not in the vocabulary and not counted." if count == 2 else f"{both:.0f}.")
+        *figures, perplexity = map(float, re.findall(r"[\d.]*\d", shown)[: 2 if scores.unknown.any() else 3])
+        expected = model.perplexity([line])
+        means = [expected.known] if scores.unknown.any() else [expected.forward, expected.backward]
+        assert figures == pytest.approx(list(map(math.log2, means)), abs=0.006)
+        assert perplexity == pytest.approx(expected.known, abs=0.51)
+        assert shown.endswith(
+            "2 words are not in the vocabulary and not counted." if scores.unknown.any() else f"{perplexity:.0f}."
+        )
     page.locator("#next textarea").fill("The bank")
     expect(page.locator("#next .strip")).to_have_count(1)
     expect(page.locator("#next .unknown-key")).to_be_hidden()
@@ -715,6 +692,8 @@ def test_a_server_with_a_key_is_asked_with_it(open_page, model):
     with serving(model, Settings(api_key="open-sesame", port=0, drain=0.0)) as locked:
         page = open_page(base=locked.base_url, errors_expected=True)
         expect(page.locator("#facts")).to_contain_text("needs an API key")
+        expect(page.get_by_role("tab")).to_have_count(0)
+        expect(page.locator("main")).to_be_hidden()
         page.get_by_label("This server needs an API key").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#facts")).to_contain_text("does not accept this key")
@@ -722,6 +701,7 @@ def test_a_server_with_a_key_is_asked_with_it(open_page, model):
         page.get_by_role("button", name="Use it").click()
         settled(page)
         expect(page.locator("#context .backdrop mark")).to_have_count(6)
+        expect(page.get_by_role("tab")).to_have_text(["Word in context", "What comes next"])
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 800), ("light", 360), ("dark", 360)])

@@ -1,6 +1,7 @@
 """Batches of many requests: each gets its own results, in fair turns, within the budget; cancelled ones do not run."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -125,6 +126,43 @@ def test_a_document_makes_progress_while_short_requests_keep_coming(batcher):
         await asyncio.gather(*shorts)
 
     asyncio.run(run())
+
+
+def test_short_requests_run_in_the_pauses_of_a_long_sentence(batcher):
+    pauses = []
+
+    @contextlib.contextmanager
+    def pausing(call):
+        pauses.append(call)
+        yield
+        pauses.pop()
+
+    class Pausing(Model):
+        """Pauses once in each batch in which it may, after its gate."""
+
+        def __call__(self, items):
+            results = super().__call__(items)
+            for pause in list(pauses):
+                pause()
+                self.batches.append("after the pause")
+            return results
+
+    model = Pausing(open_gate=False)
+    reports = []
+    b = batcher({"a": model}, batch_tokens=800, pausing=pausing, report=reports.append)
+
+    async def run():
+        first = asyncio.ensure_future(b.submit("a", ["x"], [20]))
+        await model.is_in_a_batch()
+        document = asyncio.ensure_future(b.submit("a", [1], [500]))
+        short = asyncio.ensure_future(b.submit("a", ["y"], [20]))
+        await asyncio.sleep(0)
+        model.gate.release(3)
+        assert await asyncio.gather(first, short, document) == [["xx"], ["yy"], [2]]
+
+    asyncio.run(run())
+    assert model.batches == [["x"], [1], ["y"], "after the pause", "after the pause"]
+    assert [report.num_tokens for report in reports] == [20, 20, 500], "the short one ends first"
 
 
 def test_a_sentence_much_longer_than_the_one_whose_turn_it_is_waits_for_its_own(batcher):

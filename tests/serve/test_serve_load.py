@@ -5,7 +5,8 @@ import socket
 import threading
 import time
 
-from served import error_of, in_background, post, raw_request, serving, wait_for
+import numpy as np
+from served import TOLERANCE, error_of, in_background, post, raw_request, serving, wait_for
 
 from elmokit.serve.settings import Settings
 
@@ -105,3 +106,30 @@ def test_a_connection_made_before_the_end_may_still_send_its_request(model):
         assert b"connection: close" in answer
         assert idle.recv(100) == b""
         stop.join(30)
+
+
+def test_a_short_request_is_answered_inside_a_long_sentence(model, slow):
+    long, short, events = "the of " * 240, "The bank lent money.", []
+    with serving(model, tasks={"slow": slow}) as client:
+        batcher = client.app.state.engine.batcher
+        run = batcher.lanes["vectors"]
+
+        def noting(items):
+            events.append(("begins", len(items[0][0])))
+            results = run(items)
+            events.append(("ends", len(items[0][0])))
+            return results
+
+        batcher.lanes["vectors"] = noting
+        blocking, _ = in_background(client, "/tasks/slow", {"inputs": "a"})
+        assert slow.entered.wait(30)
+        first, long_answers = in_background(client, "/embed", {"inputs": long, "normalize": False})
+        wait_for(lambda: batcher.tokens_waiting == 482)
+        second, short_answers = in_background(client, "/embed", {"inputs": short, "normalize": False})
+        wait_for(lambda: batcher.tokens_waiting == 482 + 7)
+        slow.gate.set()
+        for thread in (blocking, first, second):
+            thread.join(30)
+    assert events == [("begins", 480), ("begins", 5), ("ends", 5), ("ends", 480)]
+    for text, answers in ((long, long_answers), (short, short_answers)):
+        np.testing.assert_allclose(answers[0].json(), model.encode([text]), **TOLERANCE)

@@ -1,12 +1,14 @@
 """The endpoints about the server: info, health, metrics and pages; and its log."""
 
 import hashlib
+import html
 import json
 import logging
 import re
+import shlex
 from pathlib import Path
 
-from served import WORDS, error_of, post, serving
+from served import WORDS, Capitals, error_of, post, serving
 
 from elmokit.serve.observe import JSONLines
 from elmokit.serve.routes import page as page_routes
@@ -19,7 +21,7 @@ def test_info_names_the_model_and_the_limits(client):
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["num_layers"], info["vector_dim"], info["vocabulary_size"]) == (3, 16, len(WORDS))
     assert (info["max_input_length"], info["max_client_batch_size"]) == (512, 1024)
-    assert info["tasks"] == ["capitals"]
+    assert (info["tasks"], info["tokenizer"]) == (["capitals"], "treebank")
 
 
 def test_a_batcher_that_ended_is_not_healthy(model):
@@ -69,6 +71,25 @@ def test_the_reference_page_needs_nothing_from_elsewhere(client):
     assert "<script" not in page.text
     for path in client.get("/openapi.json").json()["paths"]:
         assert f"<code>{path}</code>" in page.text
+
+
+def test_the_reference_begins_with_commands_that_work(model, index):
+    settings = Settings(port=0, drain=0.0, api_key="secret")
+    with serving(model, settings, name="tiny", tasks={"tiny": Capitals()}, index=index) as client:
+        page = client.get("/docs", headers={"authorization": "Bearer secret"}).text
+        commands = re.findall(r'<h3 class="name">.*?</h3><pre class="curl"><code>(.*?)</code>', page, flags=re.DOTALL)
+        assert len(commands) == sum(map(len, client.app.openapi()["paths"].values()))
+        for command in map(html.unescape, commands):
+            name, silent, url, *rest = shlex.split(command)
+            assert (name, silent) == ("curl", "-s")
+            options = list(zip(rest[::2], rest[1::2], strict=True))
+            headers = dict(text.split(": ", 1) for option, text in options if option == "-H")
+            assert headers["Authorization"] == "Bearer $ELMOKIT_API_KEY"
+            headers["Authorization"] = "Bearer secret"
+            body = [text for option, text in options if option == "-d"]
+            url = url.replace("NAME", "tiny")
+            response = client.post(url, content=body[0], headers=headers) if body else client.get(url, headers=headers)
+            assert response.status_code == 200, (command, response.text)
 
 
 def test_the_page_is_served_file_by_file(model, tmp_path, monkeypatch):

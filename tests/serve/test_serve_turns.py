@@ -73,6 +73,33 @@ def test_clients_that_come_and_go_do_not_hold_up_the_one_that_stays():
     assert len(turns._clients) < 200, "clients that are gone are forgotten"
 
 
+def test_a_long_sentence_pauses_for_short_requests_while_they_come():
+    turns = make_turns(can_pause=True)
+    ask(turns, "document", [500] * 6)
+    assert not turns.next_batch(0.0).pauses, "nobody else is there"
+    waiting = ask(turns, "short", [20] * 2)
+    batch = turns.next_batch(0.1)
+    assert batch.pauses
+    assert batch.num_tokens == 500, "a short request does not join it: it would end with it"
+    assert turns.short_batch(0.1).requests == [waiting] * 2
+    assert turns.short_batch(0.1) is None, "no short request waits"
+    shorts = [ask(turns, f"short {number}", [20, 30], now=0.1) for number in range(20)]
+    inside = turns.short_batch(0.2)
+    assert set(inside.requests) < set(shorts), "no more than what a short request takes, and a half"
+    assert inside.requests[0] is shorts[0]
+    assert seconds_of("a", inside.num_tokens, inside.num_steps) <= 1.5 * seconds_of("a", 50, 30)
+    assert turns.tokens_waiting == 500 + 20 * 50 - inside.num_tokens, "one sentence of the document, and short requests"
+
+
+def test_a_long_sentence_that_is_overdue_does_not_pause():
+    turns = make_turns(max_age=10.0, can_pause=True)
+    ask(turns, "document", [500])
+    ask(turns, "short", [20], now=10.5)
+    batch = turns.next_batch(11.0)
+    assert [request.client for request in batch.requests] == ["document", "short"]
+    assert not batch.pauses
+
+
 def test_batches_are_full_while_no_short_request_comes():
     turns = make_turns()
     ask(turns, "document", [20] * 400)

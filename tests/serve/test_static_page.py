@@ -10,10 +10,10 @@ import math
 import os
 import re
 import threading
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
+from pages import numbers, view
 from served import make_model
 
 from elmokit import ELMo
@@ -60,35 +60,9 @@ def static(tmp_path_factory, runtime, model):
 
 
 @pytest.fixture
-def open_page(browser, static):
-    """Opens a view; at the end no page may have written an error or asked another server."""
-    contexts, problems, hosts = [], [], set()
-
-    def open_view(view="", base=static, **options):
-        context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: hosts.add(re.match(r"\w+://[^/]*", request.url)[0]))
-        page.goto(f"{base}/{view}")
-        return page
-
-    yield open_view
-    for context in contexts:
-        context.close()
-    assert problems == []
-    assert len(hosts) <= 1
-
-
-def view(panel, **fields):
-    return f"#{panel}?{urlencode(fields)}"
-
-
-def numbers(page, caption):
-    rows = page.locator(f"#context table:has(caption:text-is('{caption}')) tbody tr")
-    return np.array([[float(cell) for cell in row.split("\t")[1:]] for row in rows.all_inner_texts()])
+def open_page(open_address, static):
+    """Opens a view of the static page."""
+    return lambda view="", **options: open_address(f"{static}/{view}", **options)
 
 
 def check_context(page, model, text, word):
@@ -121,6 +95,10 @@ def check_next(page, model, text, place):
     rows = page.locator("#next .strip").first.locator("button").all_inner_texts()
     shown = np.array([[float(part) for part in re.findall(r"[→←] (\S+)", row)] for row in rows])
     np.testing.assert_allclose(shown, np.stack([scores.forward, scores.backward], axis=1) / -math.log(2), atol=0.06)
+    figures = model.perplexity([first])
+    summary = page.locator("#next .strips > li").first.locator("p").inner_text()
+    expected = [math.log2(figures.forward), math.log2(figures.backward), figures.known]
+    assert list(map(float, re.findall(r"[\d.]*\d", summary))) == pytest.approx(expected, rel=0.01, abs=0.51)
     expected = model.substitutes(tokenize(first), position=place, k=12, keep_word=True)
     likely = [one for one in expected if math.exp(one.log_prob) > 0.0006 or one.word == tokenize(first)[place]]
     words = page.locator("#next .words .word").all_inner_texts()
@@ -179,6 +157,7 @@ def test_a_model_file_that_is_missing_is_told(browser, tmp_path, runtime):
         page = browser.new_page()
         page.goto(f"{base}/")
         expect(page.locator("#facts.error")).to_contain_text("bilm.onnx could not be loaded: 404")
+        expect(page.get_by_role("tab")).to_have_count(0)
         page.close()
 
 

@@ -14,7 +14,7 @@ devices.py      which device, and how tensors get there
 from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, take_rows
 from elmokit.network.devices import find_device, to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
-from elmokit.network.lstm import ProjectedLSTM
+from elmokit.network.lstm import ProjectedLSTM, pausing
 from elmokit.network.mix import ScalarMix
 from elmokit.network.output import OutputLayer
 from elmokit.network.transformer import AttentionState, TransformerBlock
@@ -32,6 +32,7 @@ __all__ = [
     "State",
     "TransformerBlock",
     "find_device",
+    "pausing",
     "take_rows",
     "to_device",
 ]

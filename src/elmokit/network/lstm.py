@@ -8,7 +8,10 @@ Legend of shapes: D = 2 directions, T tokens, B sentences, P projection, C cells
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,31 @@ GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # gates of all steps, rows and di
 
 RunLSTM = Callable[[Tensor, Tensor, LSTMState], tuple[Tensor, LSTMState]]
 """An engine's `lstm` with its weights and clips: inputs (D, T, B, P), lengths (D, B), state -> outputs, state."""
+
+
+class _Pause(NamedTuple):
+    """What is called between blocks of steps, and how long they are at most."""
+
+    call: Callable[[], None]
+    num_steps: int
+
+
+_PAUSE: ContextVar[_Pause | None] = ContextVar("pause", default=None)
+
+
+@contextmanager
+def pausing(call: Callable[[], None], num_steps: int) -> Iterator[None]:
+    """Layers of this thread run in blocks of steps: another use of the network need not wait for a long sentence.
+
+    Args:
+        call: Called after each block. It may run the network.
+        num_steps: Largest number of steps per block.
+    """
+    token = _PAUSE.set(_Pause(call, num_steps))
+    try:
+        yield
+    finally:
+        _PAUSE.reset(token)
 
 
 class ProjectedLSTM(nn.Module):
@@ -65,7 +93,7 @@ class ProjectedLSTM(nn.Module):
 def run_in_blocks(
     run: RunLSTM, inputs: Tensor, lengths: Tensor, state: LSTMState, *, num_gates: int
 ) -> tuple[Tensor, LSTMState]:
-    """Run a layer over long documents in blocks of steps, which bounds the memory of the gates.
+    """Run a layer over long documents in blocks of steps, which bounds the memory of the gates; see also `pausing`.
 
     The state is carried from block to block.  The backward direction takes its blocks from the end.
 
@@ -82,6 +110,9 @@ def run_in_blocks(
     num_steps, num_rows = inputs.shape[1:3]
     gates_at_once = GATES_AT_ONCE.get(inputs.device.type, GATES_AT_ONCE["cpu"])
     block = max(1, gates_at_once // max(1, num_rows * num_gates))
+    pause = _PAUSE.get()
+    if pause is not None:
+        block = min(block, max(1, pause.num_steps))
     if num_steps <= block:
         return run(inputs, lengths.expand(2, -1), state)
     forward, backward = [], []
@@ -92,4 +123,6 @@ def run_in_blocks(
         outputs, state = run(part, (lengths - starts).clamp(0, end - begin), state)  # lengths (D, B)
         forward.append(outputs[0])
         backward.append(outputs[1])
+        if pause is not None:
+            pause.call()
     return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state

@@ -96,7 +96,7 @@ def create_app(
     add_language_model(app, readers)
     add_tasks(app, readers.default)
     add_status(app, engines, settings, metrics, lifecycle)
-    page_paths = add_pages(app)
+    page_paths = add_pages(app, needs_key=access.needs_key)
     app.add_middleware(Transfer)
     app.add_middleware(
         Guard,

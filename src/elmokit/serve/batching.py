@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["BatchReport", "Batcher", "OverloadedError", "Run", "Ticket"]
 logger = logging.getLogger(__name__)
 
 Run = Callable[[list[Any]], list[Any]]
+Pausing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 MAX_AGE = 1.1  # a request that has waited this many times `max_wait` goes first
 
@@ -63,6 +65,8 @@ class Batcher:
         queue_tokens: Largest number of tokens of admitted requests.
         patience: Seconds that a batch that is not full waits for more requests.
         max_wait: Admit no request that would wait longer than this many seconds, beyond two batches.
+        pausing: A context in which lanes call a function from time to time while a long piece runs. Short requests
+            run in this function. None: lanes do not pause.
         report: Called on the batcher's thread after each batch.
     """
 
@@ -74,13 +78,22 @@ class Batcher:
         queue_tokens: int,
         patience: float,
         max_wait: float = 60.0,
+        pausing: Pausing | None = None,
         report: Callable[[BatchReport], None] = lambda report: None,
     ) -> None:
-        self.lanes, self.batch_tokens, self.patience, self.report = dict(lanes), batch_tokens, patience, report
+        self.lanes, self.batch_tokens, self.patience = dict(lanes), batch_tokens, patience
+        self.pausing, self.report = pausing, report
         self._admission = Admission(batch_tokens=batch_tokens, queue_tokens=queue_tokens, max_wait=max_wait)
-        self._turns = Turns(batch_tokens=batch_tokens, max_age=MAX_AGE * max_wait, seconds=self._expected_seconds)
+        self._turns = Turns(
+            batch_tokens=batch_tokens,
+            max_age=MAX_AGE * max_wait,
+            seconds=self._expected_seconds,
+            can_pause=pausing is not None,
+        )
         self._answers: dict[Request, _Answer] = {}
         self._last_end = 0.0
+        self._pause_seconds = 0.0  # of all pauses so far
+        self._is_paused = False
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="elmokit-model", daemon=True)
@@ -216,15 +229,18 @@ class Batcher:
 
     def _run(self, batch: Batch) -> None:
         """Run a batch, update the speed, and hand out the results."""
-        begin = time.monotonic()
-        results = self._results(batch.lane, [piece.item for piece in batch.pieces])
+        begin, paused_before = time.monotonic(), self._pause_seconds
+        with self.pausing(self._pause) if self.pausing is not None and batch.pauses else nullcontext():
+            results = self._results(batch.lane, [piece.item for piece in batch.pieces])
         end = time.monotonic()
+        seconds = end - begin - (self._pause_seconds - paused_before)
         # the queue waits from the end of one batch to the end of the next
         ready = max(self._last_end, min(request.arrived for request in batch.requests))
+        idle_seconds = 0.0 if self._is_paused else begin - min(begin, ready)
         self._last_end = end
-        self._admission.pace(batch.lane).record(batch.num_tokens, batch.num_steps, end - begin, end - min(begin, ready))
+        self._admission.pace(batch.lane).record(batch.num_tokens, batch.num_steps, seconds, seconds + idle_seconds)
         seconds_waited = begin - batch.requests[0].arrived
-        self.report(BatchReport(batch.lane, len(batch.pieces), batch.num_tokens, end - begin, seconds_waited))
+        self.report(BatchReport(batch.lane, len(batch.pieces), batch.num_tokens, seconds, seconds_waited))
         with self._changed:
             done = self._collect(batch, results)
         for loop, answers in done.items():
@@ -232,6 +248,22 @@ class Batcher:
                 loop.call_soon_threadsafe(_deliver, answers)
             except RuntimeError:  # the loop is closed, so nothing waits for the results
                 logger.debug("the event loop was closed before its results were ready")
+
+    def _pause(self) -> None:
+        """Run short requests that wait, inside of a batch that takes long."""
+        if self._is_paused:
+            return
+        begin = time.monotonic()
+        with self._changed:
+            batch = self._turns.short_batch(begin)
+        if batch is None:
+            return
+        self._is_paused = True
+        try:
+            self._run(batch)
+        finally:
+            self._is_paused = False
+            self._pause_seconds += time.monotonic() - begin
 
     def _collect(self, batch: Batch, results: list[Any]) -> dict[asyncio.AbstractEventLoop, list[_Answer]]:
         """Store the results of a batch; the requests that are complete or have failed, by event loop."""

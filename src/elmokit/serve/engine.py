@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +21,10 @@ from elmokit.inference.runner import TOKENS_AT_ONCE
 from elmokit.inference.scores import Substitute, TokenLogProbs
 from elmokit.inference.views import Reading, View, check_layers, view_of
 from elmokit.model import ELMo
+from elmokit.network import pausing
 from elmokit.serve.batching import Batcher, BatchReport, Run, Ticket
 from elmokit.serve.settings import Settings
+from elmokit.serve.turns import PAUSE_STEPS
 
 Vectors = npt.NDArray[np.float32]
 Reduce = Callable[[Reading], Tensor]
@@ -225,6 +228,7 @@ def _make_batcher(model: ELMo, settings: Settings, report: Callable[[BatchReport
         queue_tokens=settings.queue_tokens or max(QUEUED_BATCHES * batch_tokens, settings.max_request_tokens),
         patience=settings.patience,
         max_wait=WAIT_FRACTION * settings.deadline,
+        pausing=partial(pausing, num_steps=PAUSE_STEPS) if model.config.architecture == "lstm" else None,
         report=report,
     )
 

@@ -17,6 +17,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
+def with_example(body: dict[str, Any]) -> ConfigDict:
+    """The configuration of a request with an example, which OpenAPI and the page at /docs show."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class RequestBody(BaseModel):
     """A request. Types are not converted, and an unknown field is an error."""
 
@@ -46,6 +51,8 @@ class EmbedRequest(Truncation, ModelChoice):
     numbers are the numbers of the short vector.
     """
 
+    model_config = with_example({"inputs": ["The bank lent money.", "He sat by the river bank."]})
+
     inputs: Inputs
     normalize: bool | None = True
     layers: Layer = "average"
@@ -57,6 +64,8 @@ class EmbedRequest(Truncation, ModelChoice):
 
 class EmbedAllRequest(Truncation, ModelChoice):
     """One text, a list of texts, or a list of token lists."""
+
+    model_config = with_example({"inputs": "The bank lent money.", "layers": "sense"})
 
     inputs: Inputs
     layers: Layer = "average"
@@ -79,6 +88,16 @@ class SimilarityParameters(Truncation):
 class SimilarityRequest(ModelChoice):
     """Cosines of sentence vectors, or of a word in the sentences."""
 
+    model_config = with_example(
+        {
+            "inputs": {
+                "source_sentence": "The bank lent money.",
+                "sentences": ["He sat by the river bank.", "The bank paid."],
+                "word": "bank",
+            }
+        }
+    )
+
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
 
@@ -98,6 +117,8 @@ HuggingFaceRequest = Annotated[
 class TokenizeRequest(ModelChoice):
     """One text or a list of texts."""
 
+    model_config = with_example({"inputs": "The bank lent money."})
+
     inputs: str | list[str]
     add_special_tokens: bool = True
     prompt_name: None = None
@@ -105,6 +126,8 @@ class TokenizeRequest(ModelChoice):
 
 class OpenAIRequest(ModelChoice):
     """The request of OpenAI's embeddings endpoint; `late_chunking` as in `/embed`."""
+
+    model_config = with_example({"input": ["The bank lent money.", "He sat by the river bank."]})
 
     input: str | list[str]
     encoding_format: Literal["float", "base64"] = "float"
@@ -116,6 +139,8 @@ class OpenAIRequest(ModelChoice):
 class LayersRequest(Truncation, ModelChoice):
     """Layers of every token. With `weights`, one per layer, the weighted sum of these layers."""
 
+    model_config = with_example({"inputs": "The bank lent money.", "layers": [1, 2]})
+
     inputs: Inputs
     layers: Literal["all"] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=64)] = "all"
     weights: Annotated[list[Finite], Field(max_length=64)] | None = None
@@ -125,11 +150,15 @@ class LayersRequest(Truncation, ModelChoice):
 class LogProbsRequest(Truncation, ModelChoice):
     """One text, a list of texts, or a list of token lists."""
 
+    model_config = with_example({"inputs": "The bank lent money."})
+
     inputs: Inputs
 
 
 class SubstitutesRequest(ModelChoice):
     """A text with one word in brackets, `He sat on the [bank] .`; or a token list and a position in it."""
+
+    model_config = with_example({"inputs": "He sat on the [bank] .", "k": 5})
 
     inputs: str | list[str]
     position: Annotated[int, Field(ge=0)] | None = None
@@ -141,12 +170,16 @@ class SubstitutesRequest(ModelChoice):
 class NeighboursRequest(RequestBody):
     """A text with one word or phrase in brackets, `He sat by the [bank] .`"""
 
+    model_config = with_example({"inputs": "He sat by the [bank] .", "k": 5})
+
     inputs: str
     k: Annotated[int, Field(ge=1, le=100)] = 10
 
 
 class TaskRequest(RequestBody):
     """One input of a task or a list of them: texts, token lists, or objects, `{"premise": …, "hypothesis": …}`."""
+
+    model_config = with_example({"inputs": "Maria flew to Rome."})
 
     inputs: str | dict[str, Any] | list[str | list[str] | dict[str, Any]]
 

@@ -9,8 +9,9 @@ have turns of the same kind. So a short request passes the rest of a long docume
 progress while short requests arrive. A request that has waited too long goes first, the oldest before the others.
 
 All pieces of a batch end together. A piece that is much longer than the first piece of a batch does not join it. While
-short requests arrive, pieces of long requests join a batch only if it takes about as long as a short request. Otherwise
-a batch has up to `batch_tokens` tokens.
+short requests arrive, pieces of long requests join a batch only if it takes about as long as a short request. A single
+piece that takes longer pauses if it can, and short requests run in its pauses. Otherwise a batch has up to
+`batch_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SHORT_UPDATE = 0.1  # weight of the newest short request in the running mean of 
 MIN_SLICE = 0.01  # seconds; a batch that takes less need not be smaller
 LONG_SLICE = 1.5  # a batch of long requests may take this many times as long as a short request
 SHARED_SLICE = 0.5  # the same while a short request waits
+PAUSE_STEPS = 64  # between pauses of a long piece: shorter blocks of steps take more time in all
 
 Seconds = Callable[[str, int, int], float]
 
@@ -93,6 +95,8 @@ class Batch:
     requests: list[Request] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     num_tokens: int = 0
+    pauses: bool = False
+    """Short requests should run in its pauses."""
 
     @property
     def num_steps(self) -> int:
@@ -114,10 +118,11 @@ class Turns:
         batch_tokens: Largest cost of a batch in tokens. A single piece may cost more.
         max_age: A request that is older than this many seconds goes first.
         seconds: Expected seconds of a batch, from its lane, number of tokens and number of steps.
+        can_pause: Whether batches can pause.
     """
 
-    def __init__(self, *, batch_tokens: int, max_age: float, seconds: Seconds) -> None:
-        self.batch_tokens, self.max_age, self.seconds = batch_tokens, max_age, seconds
+    def __init__(self, *, batch_tokens: int, max_age: float, seconds: Seconds, can_pause: bool = False) -> None:
+        self.batch_tokens, self.max_age, self.seconds, self.can_pause = batch_tokens, max_age, seconds, can_pause
         self.tokens_waiting = 0
         self._clients: dict[str, _Client] = {}
         self._arrivals: deque[Request] = deque()
@@ -181,14 +186,41 @@ class Turns:
         lane = overdue[0].lane if overdue else self._next_lane()
         if lane is None:
             return None
-        batch = Batch(lane)
-        for request in overdue:
-            while request.lane == lane and request.is_waiting and self._fits(batch, request):
-                self._clients[request.client].turn += request.pieces[0].cost
-                batch.take(request)
-        self._fill(batch, self._slice(now))
+        batch, max_seconds = Batch(lane), self._slice(now)
+        self._take(batch, overdue, math.inf)
+        batch.pauses = self.can_pause and not batch.pieces and max_seconds < math.inf
+        self._fill(batch, max_seconds)
+        batch.pauses = batch.pauses and batch.num_steps > PAUSE_STEPS
         self.tokens_waiting -= batch.num_tokens
         return batch
+
+    def short_batch(self, now: float) -> Batch | None:
+        """Take pieces of short requests that run in a pause of a batch, in the order in which they came.
+
+        Args:
+            now: The time, on the clock of `Request.arrived`.
+
+        Returns:
+            The batch; None if no short request waits.
+        """
+        waiting = [request for request in self._arrivals if request.is_waiting and not request.is_long]
+        if not waiting:
+            return None
+        self._last_short = now
+        batch, costs = Batch(waiting[0].lane), [piece.cost for piece in waiting[0].pieces]
+        whole = self.seconds(batch.lane, sum(costs), max(costs))
+        self._take(batch, waiting, max(whole, LONG_SLICE * self._short_seconds))
+        self.tokens_waiting -= batch.num_tokens
+        return batch
+
+    def _take(self, batch: Batch, requests: list[Request], max_seconds: float) -> None:
+        """Move pieces of requests into a batch in this order, while it has room and takes no longer."""
+        for request in requests:
+            while request.lane == batch.lane and request.is_waiting and self._fits(batch, request):
+                if self._seconds_with(batch, request.pieces[0]) > max_seconds:
+                    return
+                self._clients[request.client].turn += request.pieces[0].cost
+                batch.take(request)
 
     def _slice(self, now: float) -> float:
         """Largest number of seconds of a batch with pieces of long requests."""
@@ -226,7 +258,9 @@ class Turns:
                 continue
             piece, heap = request.pieces[0], client.waiting[batch.lane]
             is_too_long = batch.pieces and piece.cost > MAX_LENGTH_RATIO * max(batch.pieces[0].cost, SHORT_TOKENS)
-            if is_too_long or (request.is_long and self._seconds_with(batch, piece) > max_seconds):
+            runs_in_pauses = batch.pauses and batch.num_steps > PAUSE_STEPS and not request.is_long
+            too_many_seconds = request.is_long and self._seconds_with(batch, piece) > max_seconds
+            if is_too_long or runs_in_pauses or too_many_seconds:
                 set_aside.append((client, heapq.heappop(heap)))
             elif not self._fits(batch, request):
                 break

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from elmokit.serve.reference import reference_page
@@ -22,11 +22,12 @@ PAGE_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'se
 PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def add_pages(app: FastAPI) -> list[str]:
+def add_pages(app: FastAPI, *, needs_key: bool) -> list[str]:
     """Serve each file of the explorer page at its own path, index.html at /, and the reference at /docs.
 
     Args:
         app: The application.
+        needs_key: Whether requests need an API key.
 
     Returns:
         The paths of the explorer page.
@@ -38,8 +39,9 @@ def add_pages(app: FastAPI) -> list[str]:
         app.add_api_route(path, _serving(file), response_class=FileResponse, include_in_schema=False)
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> Response:
-        page = reference_page(app.openapi())
+    async def docs(request: Request) -> Response:
+        address = str(request.base_url).rstrip("/")
+        page = reference_page(app.openapi(), address=address, needs_key=needs_key)
         etag = f'"{hashlib.sha256(page.encode()).hexdigest()[:32]}"'
         return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY, "etag": etag})
 

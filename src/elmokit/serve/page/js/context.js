@@ -3,7 +3,7 @@
 
 import { advancedPart } from "./advanced.js";
 import { NUM_SENSE_COLOURS } from "./charts.js";
-import { examplesOf } from "./examples.js";
+import { examplesOf, isForeign } from "./examples.js";
 import { heatTable } from "./heat.js";
 import { dotMap } from "./map.js";
 import { isHan, lastOnly, later, make, merged, note, say, shortened, snippet, tokensOf } from "./panel.js";
@@ -293,8 +293,11 @@ export function contextPanel(section, info, changed) {
   return {
     link: () => ({ text: text.value, word: word.value, view: `${Math.round(Number(travel.value))}`, ...advanced.link() }),
     restore(params) {
-      text.value = params.get("text") ?? text.value;
-      word.value = params.get("word") ?? word.value;
+      if (isForeign(info, params.get("text"))) use(examples[0]);
+      else {
+        text.value = params.get("text") ?? text.value;
+        word.value = params.get("word") ?? word.value;
+      }
       const stop = Number(params.get("view") ?? travel.value);
       if (stop >= 0 && stop < stopNames.length) travel.value = stop;
       advanced.restore(params);

@@ -71,6 +71,11 @@ const HARD_CHINESE_EXAMPLES = [
   }),
 ];
 
+// Whether a text is an example of another language than the model's. It is in the address after another model was chosen.
+export function isForeign(info, text) {
+  return examplesOf({ tokenizer: info.tokenizer === "han" ? "treebank" : "han" }).flat().some((example) => example.text === text);
+}
+
 // The examples of the language that a model reads: those to open with, and hard ones.
 export function examplesOf(info) {
   return info.tokenizer === "han" ? [CHINESE_EXAMPLES, HARD_CHINESE_EXAMPLES] : [EXAMPLES, HARD_EXAMPLES];

@@ -5,7 +5,7 @@ import { contextPanel } from "./context.js";
 import { neighboursPanel } from "./neighbours.js";
 import { nextPanel } from "./next.js";
 import { later, make } from "./panel.js";
-import { facts, isLocal, keepKey } from "./server.js";
+import { addressOf, facts, isLocal, keepKey } from "./server.js";
 import { tasksPanel } from "./tasks.js";
 
 const MAKERS = { context: contextPanel, next: nextPanel, neighbours: neighboursPanel, tasks: tasksPanel };
@@ -142,6 +142,13 @@ document.addEventListener("model-loading", ({ detail: { loaded, total, what } })
   else bar.removeAttribute("value");
 });
 
+// the name of the model, or a list of the names if there are several
+function modelName({ model_id: name, models = [] }) {
+  if (models.length < 2) return make("strong", { text: name });
+  const names = models.map((one) => make("option", { value: one, text: one, selected: one === name }));
+  return make("select", { "aria-label": "Model", on: { change: ({ target }) => location.assign(addressOf(target.value)) } }, ...names);
+}
+
 async function begin() {
   const line = document.getElementById("facts");
   let info;
@@ -154,11 +161,13 @@ async function begin() {
   }
   line.classList.remove("error");
   const words = info.vocabulary_size ? `, ${info.vocabulary_size.toLocaleString("en")} words` : "";
-  line.replaceChildren(make("strong", { text: info.model_id }), ` · ${info.num_layers} layers of ${info.vector_dim} dimensions${words}`);
+  const missing = info.missing === undefined ? "" : ` · there is no model “${info.missing}”`;
+  line.replaceChildren(modelName(info), ` · ${info.num_layers} layers of ${info.vector_dim} dimensions${words}${missing}`);
   document.getElementById("loading").hidden = true;
   const isThere = { context: true, next: info.language_model, neighbours: info.index_words !== null, tasks: info.tasks.length > 0 };
   for (const tab of tabs) tab.hidden = !isThere[tab.getAttribute("aria-controls")];
   tabs = tabs.filter((tab) => !tab.hidden);
+  for (const part of document.querySelectorAll("nav, main")) part.hidden = false; // there is a model to ask
   for (const hint of document.querySelectorAll("[data-without]")) hint.hidden = isLocal || isThere[hint.dataset.without];
   for (const [name, maker] of Object.entries(MAKERS)) {
     if (!isThere[name]) continue;

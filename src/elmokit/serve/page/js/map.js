@@ -1,9 +1,12 @@
 // The map: a dot for each occurrence, which moves as the view changes.
 // Input: the points of each view, in order, and a place between them.  Output: dots in an SVG, drawn with one scale.
 
+import { HAN } from "./panel.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = 46; // pixels around the dots, for their labels
 const RADIUS = 11;
+const [LETTER, CHARACTER] = [6.2, 12.5]; // pixels: a letter of a label on average, a Chinese character
 
 function node(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);
@@ -44,8 +47,7 @@ function between(stops, at) {
 
 // A label beside its dot where there is room for it; else none.
 function written(svg, { x, y }, { label, sense }, taken, width, height) {
-  const wide = [...label].filter((letter) => letter >= "\u2e80").length; // Chinese characters
-  const w = 6.2 * (label.length - wide) + 12.5 * wide + 6;
+  const w = Array.from(label).reduce((sum, one) => sum + (HAN.test(one) ? CHARACTER : LETTER), 6);
   const [h, gap] = [16, RADIUS + 3];
   const corners = [[x + gap, y - h / 2], [x - gap - w, y - h / 2], [x - w / 2, y - gap - h], [x - w / 2, y + gap], [x + 8, y - gap - h + 4], [x + 8, y + gap - 4], [x - 8 - w, y - gap - h + 4], [x - 8 - w, y + gap - 4]];
   const box = corners

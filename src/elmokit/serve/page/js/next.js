@@ -17,11 +17,9 @@ export function nextPanel(section, info, changed) {
   const { text } = find("form").elements;
   const message = find(".message");
   let seen = null; // { text, sentences }
-  let chosen = { sentence: 0, place: 0, size: 1 }; // a word; of Chinese one or more characters
+  let chosen; // { sentence, place, size }: a word; of Chinese one or more characters
 
-  text.value = isHan(info) ? CHINESE_EXAMPLE : EXAMPLE;
-  if (isHan(info)) Object.assign(chosen, { place: 3, size: 2 }); // 河边
-  else chosen.place = 4; // "bank"
+  useExample();
   find(".shift-key").hidden = !isHan(info);
 
   const score = lastOnly(section, message, async (signal) => {
@@ -39,6 +37,7 @@ export function nextPanel(section, info, changed) {
         end: bits(answer.forward_end),
         start: bits(answer.backward_end),
         unknown: answer.unknown,
+        perplexity: answer.perplexity,
       })),
     };
     clamp();
@@ -68,6 +67,11 @@ export function nextPanel(section, info, changed) {
     find(".own-note").textContent = isKnown ? "" : `“${shortened(own)}” is not in the vocabulary, so it has no probability of its own.`;
   });
 
+  function useExample() {
+    text.value = isHan(info) ? CHINESE_EXAMPLE : EXAMPLE;
+    chosen = isHan(info) ? { sentence: 0, place: 3, size: 2 } : { sentence: 0, place: 4, size: 1 }; // 河边, "bank"
+  }
+
   function clamp() {
     const sentence = Math.min(chosen.sentence, seen.sentences.length - 1);
     const place = Math.min(chosen.place, Math.max(0, seen.sentences[sentence].tokens.length - 1));
@@ -93,7 +97,7 @@ export function nextPanel(section, info, changed) {
     if (seen.sentences[chosen.sentence].tokens.length) fill();
   }
 
-  function strip({ tokens, forward, backward, start, end, unknown }, sentence) {
+  function strip({ tokens, forward, backward, start, end, unknown, perplexity }, sentence) {
     const item = make("li");
     const row = make("div", { class: "strip" });
     row.append(cell("start", null, start, "the start of the sentence"));
@@ -112,23 +116,17 @@ export function nextPanel(section, info, changed) {
       row.append(button);
     }
     row.append(cell("end", end, null, "the end of the sentence"));
-    item.append(row, make("p", { class: "soft", text: summary({ forward, backward, start, end, unknown }) }));
+    item.append(row, make("p", { class: "soft", text: summary(tokens, perplexity) }));
     return item;
   }
 
   // Unknown words are scored as <UNK>, which is likelier than most words: they would make any text look easy.
-  function summary({ forward, backward, start, end, unknown }) {
-    const count = unknown.filter(Boolean).length;
-    const known = (values) => values.filter((_, place) => !unknown[place]);
-    if (count === unknown.length) return "No word of this sentence is in the vocabulary: the model cannot score it.";
-    const means = `Forward ${meansOf([...known(forward), end], [...known(backward), start])}.`;
-    if (count === 0) return means;
-    return `${means} ${count === 1 ? "One word is" : `${count} words are`} not in the vocabulary and not counted.`;
-  }
-
-  function meansOf(forward, backward) {
-    const [f, b] = [forward, backward].map((values) => values.reduce((sum, x) => sum + x, 0) / values.length);
-    return `${f.toFixed(2)} bits per token, backward ${b.toFixed(2)}; perplexity ${(2 ** ((f + b) / 2)).toFixed(0)}`;
+  function summary(tokens, { forward, backward, known, num_unknown: count }) {
+    if (count === tokens.length) return "No word of this sentence is in the vocabulary: the model cannot score it.";
+    const bits = (perplexity) => Math.log2(perplexity ?? Infinity).toFixed(2); // null is more than a number can hold
+    const figure = `perplexity ${(known ?? Infinity).toFixed(0)}`;
+    if (count === 0) return `Forward ${bits(forward)} bits per token, backward ${bits(backward)}; ${figure}.`;
+    return `${bits(known)} bits per token, ${figure}. ${count === 1 ? "One word is" : `${count} words are`} not in the vocabulary and not counted.`;
   }
 
   function cell(name, forward, backward, title) {
@@ -198,9 +196,12 @@ export function nextPanel(section, info, changed) {
   return {
     link: () => ({ text: text.value, at: `${chosen.sentence},${chosen.place}${chosen.size > 1 ? `,${chosen.size}` : ""}` }),
     restore(params) {
-      text.value = params.get("text") ?? text.value;
-      const [sentence, place, size = 1] = (params.get("at") ?? "").split(",").map(Number);
-      if (sentence >= 0 && place >= 0) chosen = { sentence, place, size: isHan(info) && size > 1 ? Math.min(size, MOST_CHARACTERS) : 1 };
+      if (params.get("text") === (isHan(info) ? EXAMPLE : CHINESE_EXAMPLE)) useExample(); // another model was chosen
+      else {
+        text.value = params.get("text") ?? text.value;
+        const [sentence, place, size = 1] = (params.get("at") ?? "").split(",").map(Number);
+        if (sentence >= 0 && place >= 0) chosen = { sentence, place, size: isHan(info) && size > 1 ? Math.min(size, MOST_CHARACTERS) : 1 };
+      }
       if (seen?.text === text.value) {
         clamp();
         draw();

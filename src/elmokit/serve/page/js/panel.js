@@ -97,7 +97,7 @@ export function needsSpace(before, token) {
 }
 
 // no space is written beside a Chinese or Japanese character or mark
-const HAN = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u303f\uff00-\uffef]/u;
+export const HAN = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u303f\uff00-\uffef]/u;
 
 function touchesHan(before, token) {
   return HAN.test([...before].at(-1) ?? "") || HAN.test([...token][0] ?? "");

@@ -2,6 +2,7 @@
 // Input: a path and a body.  Output: the response, or an Error with a message for the user.
 
 const KEY = "elmokit-key";
+let model = new URLSearchParams(location.search).get("model"); // of a server with several models; null is the first one
 export const isLocal = document.documentElement.dataset.model !== undefined;
 const local = isLocal ? import("./local.js") : null;
 
@@ -35,7 +36,7 @@ async function reason(response) {
     const wasSent = sessionStorage.getItem(KEY) !== null;
     sessionStorage.removeItem(KEY);
     document.dispatchEvent(new CustomEvent("key-wanted"));
-    return wasSent ? "The server does not accept this key. Check it and enter it again." : "This server needs an API key: enter it above.";
+    return wasSent ? "The server does not accept this key. Check it and enter it again." : "This server needs an API key: enter it to continue.";
   }
   let text = "";
   try {
@@ -58,15 +59,34 @@ function forPeople(text) {
     .replace(/\btokens\b/g, "words and punctuation marks");
 }
 
+// What is to be known of the model that the address names, `?model=NAME`, or of the first one if the server has no such model.
 export async function facts() {
   if (isLocal) return (await local).request("info", {});
-  return (await exchange("info", {})).json();
+  const wanted = model;
+  try {
+    const info = await (await exchange(wanted === null ? "info" : `info?${new URLSearchParams({ model: wanted })}`, {})).json();
+    if (info.models[0] === wanted) model = null;
+    return info;
+  } catch (error) {
+    if (wanted === null || error.status !== 404) throw error;
+    model = null;
+    return { ...(await facts()), missing: wanted };
+  }
+}
+
+// The address of the same view with another model.
+export function addressOf(name) {
+  return `?${new URLSearchParams({ model: name })}${location.hash}`;
+}
+
+function withModel(body) {
+  return JSON.stringify(model === null ? body : { ...body, model });
 }
 
 export async function ask(path, body, signal) {
   if (isLocal) return (await local).request(path, body, signal);
   const headers = { "content-type": "application/json" };
-  return (await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+  return (await exchange(path, { method: "POST", headers, body: withModel(body), signal })).json();
 }
 
 // All layers of all tokens, one sentence after the other: { layers, tokens, width, values: Float32Array }.
@@ -82,7 +102,7 @@ export function viewOf(sentences, view, signal) {
 async function arrays(path, body, signal) {
   if (isLocal) return (await local).request(path, body, signal);
   const headers = { "content-type": "application/json", accept: "application/x-npy" };
-  const response = await exchange(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const response = await exchange(path, { method: "POST", headers, body: withModel(body), signal });
   return readNpy(await response.arrayBuffer());
 }
 

@@ -135,14 +135,31 @@ async function logProbs(sentences) {
   });
   const values = new Float64Array(rows.length);
   await predict(rows, (row, scores) => (values[row] = scores[targets[row]]));
-  return sentences.map((tokens, number) => ({
-    tokens,
-    forward: places[number].forward.map((row) => values[row]),
-    backward: places[number].backward.map((row) => values[row]),
-    forward_end: values[places[number].forward_end],
-    backward_end: values[places[number].backward_end],
-    unknown: tokens.map((token) => !ids.has(token) || ids.get(token) === unk),
-  }));
+  return sentences.map((tokens, number) => {
+    const scores = {
+      tokens,
+      forward: places[number].forward.map((row) => values[row]),
+      backward: places[number].backward.map((row) => values[row]),
+      forward_end: values[places[number].forward_end],
+      backward_end: values[places[number].backward_end],
+      unknown: tokens.map((token) => !ids.has(token) || ids.get(token) === unk),
+    };
+    return { ...scores, perplexity: perplexityOf(scores) };
+  });
+}
+
+// as perplexity_of of elmokit.inference.scores
+function perplexityOf({ forward, backward, forward_end: forwardEnd, backward_end: backwardEnd, unknown }) {
+  const isKnown = (_, place) => !unknown[place];
+  const of = (...values) => Math.exp(-values.reduce((sum, value) => sum + value, 0) / values.length);
+  return {
+    forward: of(...forward, forwardEnd),
+    backward: of(...backward, backwardEnd),
+    both: of(...forward, forwardEnd, ...backward, backwardEnd),
+    num_tokens: forward.length + 1,
+    num_unknown: unknown.filter(Boolean).length,
+    known: of(...forward.filter(isKnown), forwardEnd, ...backward.filter(isKnown), backwardEnd),
+  };
 }
 
 // p(w | left, right) ~ p(w | left) p(w | right) / p(w), as Scorer.substitutes
