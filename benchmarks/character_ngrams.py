@@ -8,8 +8,7 @@ and sentence ends. Words outside the vocabulary are <UNK> to both. The sentences
 `elmokit probe --heldout`.
 
 Only what the held-out text asks for is counted: for each order the n-grams whose context occurs in it. Contexts are
-counted in several passes, so that memory stays small. Discounts come from a random 1/64 of all n-grams. With a C
-compiler, character_ngrams.c counts, ten times as fast.
+counted in several passes, so that memory stays small. Discounts come from a random 1/64 of all n-grams.
 
 S. Chen, J. Goodman (1998), An Empirical Study of Smoothing Techniques for Language Modeling, section 3.
 """
@@ -17,15 +16,10 @@ S. Chen, J. Goodman (1998), An Empirical Study of Smoothing Techniques for Langu
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +34,7 @@ Counts = npt.NDArray[np.int64]
 
 BASE, MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 CHUNK = 1 << 23  # tokens that are read at once
-PASSES = 2
+PASSES = 3
 FILTER_BITS = 24
 
 
@@ -94,9 +88,6 @@ def chunks(ids: npt.NDArray[np.int64], order: int) -> Iterator[Text]:
 
 class Filter:
     """A set of keys."""
-
-    mode: int | None = None
-    """How character_ngrams.c calls it, if it has no keys."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = np.unique(keys)
@@ -167,8 +158,6 @@ def count(ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, 
     The highest order has occurrences; lower ones have numbers of different tokens before them, and occurrences where
     they begin a sentence.
     """
-    if (library := compiled()) is not None:
-        return count_compiled(library, ids, order, highest, wanted, by_key=by_key)
     total, longer = Total(), Total()
     for text in chunks(ids, min(order + 1, highest)):
         keys, contexts = text.keys[order - 1], text.contexts(order)
@@ -189,46 +178,6 @@ def count(ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, 
     return grams
 
 
-@cache
-def compiled() -> ctypes.CDLL | None:
-    """The functions of character_ngrams.c; None without a C compiler."""
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "character_ngrams.so"
-        source = Path(__file__).with_suffix(".c")
-        subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", target, source], check=True)
-        library = ctypes.CDLL(str(target))
-    library.count.restype, library.size_of.restype = ctypes.c_void_p, ctypes.c_uint64
-    return library
-
-
-def count_compiled(
-    library: ctypes.CDLL, ids: npt.NDArray[np.int64], order: int, highest: int, wanted: Filter, *, by_key: bool
-) -> Grams:
-    """As `count`."""
-    ids = np.ascontiguousarray(ids, np.int32)
-    mode = wanted.mode if wanted.mode is not None else 1 if by_key else 2
-    keys = np.ascontiguousarray(wanted.keys)
-    table = ctypes.c_void_p(
-        library.count(
-            ctypes.c_void_p(ids.ctypes.data),
-            ctypes.c_int64(len(ids)),
-            order,
-            highest,
-            mode,
-            ctypes.c_void_p(keys.ctypes.data),
-            ctypes.c_int64(len(keys) if mode in (1, 2) else 0),
-        )
-    )
-    size = library.size_of(table)
-    found = Grams(np.empty(size, np.uint64), np.empty(size, np.uint64), np.empty(size, np.int64))
-    library.take(table, *(ctypes.c_void_p(part.ctypes.data) for part in (found.keys, found.contexts, found.counts)))
-    rows = np.argsort(found.keys)
-    return Grams(found.keys[rows], found.contexts[rows], found.counts[rows])
-
-
 def discounts(counts: Counts) -> npt.NDArray[np.float64]:
     """D1, D2, D3+ of modified Kneser-Ney smoothing."""
     n1, n2, n3, n4 = (max(1, int((counts == number).sum())) for number in (1, 2, 3, 4))
@@ -245,8 +194,6 @@ def sampled(keys: Keys) -> npt.NDArray[np.bool_]:
 class Sampled(Filter):
     """All sampled keys."""
 
-    mode = 3
-
     def __init__(self) -> None:
         super().__init__(np.zeros(1, np.uint64))
 
@@ -256,8 +203,6 @@ class Sampled(Filter):
 
 class Everything(Filter):
     """All keys."""
-
-    mode = 0
 
     def __init__(self) -> None:
         super().__init__(np.zeros(1, np.uint64))

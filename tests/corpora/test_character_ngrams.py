@@ -15,23 +15,14 @@ NUM_WORDS, ORDER = 7, 3
 
 @pytest.fixture
 def ngrams(monkeypatch):
-    """The script, with small chunks."""
+    """The script, with small chunks, and with discounts from all n-grams."""
     specification = importlib.util.spec_from_file_location("character_ngrams", FILE)
     module = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(__import__("sys").modules, "character_ngrams", module)
     specification.loader.exec_module(module)
     monkeypatch.setattr(module, "CHUNK", 200)
+    monkeypatch.setattr(module, "sampled", lambda keys: np.ones(len(keys), bool))
     return module
-
-
-@pytest.fixture(params=["NumPy", "C"])
-def counted_by(request, ngrams, monkeypatch):
-    """What counts."""
-    if request.param == "NumPy":
-        monkeypatch.setattr(ngrams, "compiled", lambda: None)
-    elif ngrams.compiled() is None:
-        pytest.skip("there is no C compiler")
-    return request.param
 
 
 class Expected:
@@ -66,8 +57,7 @@ class Expected:
         return (count - levels[min(count, 3)] + left * lower) / sum(rows.values())
 
 
-def test_log_probabilities_are_those_of_modified_kneser_ney_smoothing(ngrams, counted_by, monkeypatch, capsys):
-    monkeypatch.setattr(ngrams, "Sampled", ngrams.Everything)  # discounts from all n-grams
+def test_log_probabilities_are_those_of_modified_kneser_ney_smoothing(ngrams, capsys):
     rng = np.random.default_rng(0)
     words = np.arange(1, NUM_WORDS)
     sentences = [
@@ -83,28 +73,3 @@ def test_log_probabilities_are_those_of_modified_kneser_ney_smoothing(ngrams, co
     np.testing.assert_allclose(ngrams.log_probs(train, ngrams.Text(ids, ORDER), NUM_WORDS, ORDER), logs, atol=1e-12)
     assert sum(expected.prob([0, 1, 2], word) for word in range(NUM_WORDS)) == pytest.approx(1)
     assert "order 3: discounts" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_c_counts_what_numpy_counts(ngrams, monkeypatch, order):
-    if ngrams.compiled() is None:
-        pytest.skip("there is no C compiler")
-    rng = np.random.default_rng(order)
-    train = rng.choice(60, size=4000, p=np.array([200, *range(59, 0, -1)]) / (200 + 59 * 30))
-    train[[0, -1]] = 0
-    text = ngrams.Text(train[:50], 4)
-    own = text.keys[order - 1][text.has(order)]
-    contexts = text.contexts(order)[text.has(order)]
-    for wanted, by_key in (
-        (ngrams.Everything(), True),
-        (ngrams.Sampled(), True),
-        (ngrams.Filter(own), True),
-        *([(ngrams.Filter(contexts), False)] if order > 1 else []),  # all unigrams have one context
-    ):
-        by_c = ngrams.count(train, order, 4, wanted, by_key=by_key)
-        with monkeypatch.context() as patch:
-            patch.setattr(ngrams, "compiled", lambda: None)
-            by_numpy = ngrams.count(train, order, 4, wanted, by_key=by_key)
-        assert len(by_c.keys)
-        for name in ("keys", "contexts", "counts"):
-            np.testing.assert_array_equal(getattr(by_c, name), getattr(by_numpy, name))
