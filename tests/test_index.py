@@ -515,7 +515,11 @@ def test_a_killed_process_leaves_a_store_that_resumes(model, tmp_path, with_grap
     added = half.add(model, random_sentences(200), source="a")
     assert (added.num_skipped > 0, added.num_sentences + added.num_skipped) == (True, 200)
     WordIndex.create(tmp_path / "whole", model).add(model, random_sentences(200), source="a")
-    assert content(tmp_path / "store") == content(tmp_path / "whole")
+    resumed, whole = content(tmp_path / "store"), content(tmp_path / "whole")
+    # other sentences are embedded together after the kill, and float16 may round their last bits apart
+    vectors = [np.frombuffer(files.pop("vectors.bin"), dtype=np.float16) for files in (resumed, whole)]
+    assert resumed == whole
+    np.testing.assert_allclose(*vectors, rtol=0, atol=2.0**-11)
 
 
 @pytest.mark.skipif(files.fcntl is None, reason="there are no file locks here")

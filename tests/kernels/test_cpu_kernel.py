@@ -454,6 +454,14 @@ def test_a_packed_linear_layer_gives_the_products_of_torch(num_rows):
     torch.testing.assert_close(kernels.linear(rows, weight, bias).double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 31, 64, 65])
+def test_a_row_of_a_packed_linear_layer_has_the_same_product_among_any_others(num_rows):
+    torch.manual_seed(num_rows)
+    rows, weight, bias = torch.randn(200, 96), torch.randn(80, 96), torch.randn(80)
+    together = kernels.linear(rows, weight, bias)
+    torch.testing.assert_close(kernels.linear(rows[-num_rows:], weight, bias), together[-num_rows:], rtol=0, atol=0)
+
+
 def test_a_changed_weight_of_a_linear_layer_is_packed_again():
     rows, weight, bias = torch.randn(3, 24), torch.nn.Parameter(torch.randn(40, 24)), torch.zeros(40)
     with torch.no_grad():

@@ -75,7 +75,9 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (rows, weight, bias))
     if needs_grad or not cpu.is_available(rows):
         return functional.linear(rows, weight, bias)
-    return cpu.packed_linear(weight).product(rows, bias=bias)
+    # a single row would be multiplied in another order: a word has the same vector, whatever is encoded with it
+    together = rows if len(rows) != 1 else rows.expand(2, -1)
+    return cpu.packed_linear(weight).product(together, bias=bias)[: len(rows)]
 
 
 @functools.cache
