@@ -9,7 +9,8 @@
 
 Input: the folder of the results, with recipe.json, metrics.jsonl and speed.jsonl of the training in RESULTS/training.
 Output: what is between `<!-- chinese:NAME -->` and `<!-- /chinese -->` in the card
-(src/elmokit/models/zh/README.md), in README.zh-CN.md and in docs/chinese.md, written anew.
+(src/elmokit/models/zh/README.md), in README.zh-CN.md and in docs/chinese.md, written anew. A block whose files are not
+in the folder stays as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from elmokit.probes.report import tables, to_markdown
 from elmokit.storage import names
 
 ROOT = Path(__file__).parent.parent
+TASKS = ("ner-weibo", "chnsenticorp")
 DOCUMENTS = (
     ROOT / "src" / "elmokit" / "models" / "zh" / "README.md",
     ROOT / "README.zh-CN.md",
@@ -60,57 +63,92 @@ PUBLISHED = (
 )
 
 
+# Block of the documents -> the files of RESULTS that it is made of.
+BLOCKS: dict[str, tuple[str, ...]] = {
+    "size": (),
+    "training": ("training",),
+    "data": (),
+    "perplexity": ("probe.json", "ngrams.json"),
+    "tags": ("tags.json",),
+    "words": ("words.json",),
+    "mortxt": ("mortxt.json",),
+    "triples": ("probe.json",),
+    "tasks": TASKS,
+    "speed": ("speed.json",),
+    "summary-zh": ("probe.json", "ngrams.json", "tags.json", "mortxt.json"),
+    "tasks-zh": TASKS,
+    "speed-zh": ("speed.json",),
+    "size-zh": (),
+}
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     model = ELMo.from_pretrained("zh")
-    blocks = figures(folder, model)
+    blocks = {
+        name: figure(name, folder, model)
+        for name, files in BLOCKS.items()
+        if all((folder / file).exists() for file in files)
+    }
     for path in DOCUMENTS:
         write(path, filled(path.read_text(encoding="utf-8"), blocks, path.name))
 
 
 def filled(text: str, blocks: dict[str, str], source: str) -> str:
-    """A document with its blocks written anew."""
+    """A document with its blocks written anew; those that were not measured again stay as they are."""
 
     def block(found: re.Match[str]) -> str:
-        if found[1] not in blocks:
+        if found[1] not in {*BLOCKS, *blocks}:
             raise ValueError(f"{source}: there is no figure {found[1]!r}")
+        if found[1] not in blocks:
+            return found[0]
         return f"<!-- chinese:{found[1]} -->\n{blocks[found[1]].strip()}\n<!-- /chinese -->"
 
     return re.sub(r"<!-- chinese:(\S+) -->\n.*?<!-- /chinese -->", block, text, flags=re.S)
 
 
-def figures(folder: Path, model: ELMo) -> dict[str, str]:
-    """Name -> Markdown of every block."""
+def figure(name: str, folder: Path, model: ELMo) -> str:
+    """The Markdown of a block, from its files."""
 
-    def of_model(name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    def of_model(file: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
         if content["weights"] != model.digest():
-            raise ValueError(f"{folder / name}.json is of other weights: measure again")
+            raise ValueError(f"{folder / file}.json is of other weights: measure again")
         result: dict[str, Any] = content["result"]
         return result
 
-    report = read_report(folder / "probe.json")
-    probes = {name: probe["result"] for name, probe in report.probes.items()}
-    ngrams = json.loads((folder / "ngrams.json").read_text(encoding="utf-8"))
-    scores = {name: task_scores(folder / name) for name in ("ner-weibo", "chnsenticorp")}
-    triples = next(table for table in tables(report) if table.title.startswith("Sense triples"))
-    tags, senses, words, speed = (of_model(name) for name in ("tags", "mortxt", "words", "speed"))
-    return {
-        "size": size(model),
-        "training": training(folder / "training"),
-        "data": data((ROOT / "corpora" / "chinese.md").read_text(encoding="utf-8")),
-        "perplexity": perplexity(probes["perplexity"], ngrams),
-        "tags": tag_table(tags),
-        "words": word_table(words),
-        "mortxt": sense_table(senses),
-        "triples": f"Won of {probes['senses']['num_triples']}:\n\n{to_markdown(triples)}",
-        "tasks": task_table(scores),
-        "speed": speed_line(speed),
-        "summary-zh": summary(probes, ngrams, tags, senses),
-        "tasks-zh": task_table(scores, chinese=True),
-        "speed-zh": speed_line(speed, chinese=True),
-        "size-zh": size(model, chinese=True),
+    def probes() -> dict[str, Any]:
+        return {probe: one["result"] for probe, one in read_report(folder / "probe.json").probes.items()}
+
+    def ngrams() -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((folder / "ngrams.json").read_text(encoding="utf-8"))
+        return content
+
+    def triples() -> str:
+        report = tables(read_report(folder / "probe.json"))
+        table = next(one for one in report if one.title.startswith("Sense triples"))
+        return f"Won of {probes()['senses']['num_triples']}:\n\n{to_markdown(table)}"
+
+    def tasks(*, chinese: bool = False) -> str:
+        return task_table({one: task_scores(folder / one) for one in TASKS}, chinese=chinese)
+
+    makers: dict[str, Callable[[], str]] = {
+        "size": lambda: size(model),
+        "training": lambda: training(folder / "training"),
+        "data": lambda: data((ROOT / "corpora" / "chinese.md").read_text(encoding="utf-8")),
+        "perplexity": lambda: perplexity(probes()["perplexity"], ngrams()),
+        "tags": lambda: tag_table(of_model("tags")),
+        "words": lambda: word_table(of_model("words")),
+        "mortxt": lambda: sense_table(of_model("mortxt")),
+        "triples": triples,
+        "tasks": tasks,
+        "speed": lambda: speed_line(of_model("speed")),
+        "summary-zh": lambda: summary(probes(), ngrams(), of_model("tags"), of_model("mortxt")),
+        "tasks-zh": lambda: tasks(chinese=True),
+        "speed-zh": lambda: speed_line(of_model("speed"), chinese=True),
+        "size-zh": lambda: size(model, chinese=True),
     }
+    return makers[name]()
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

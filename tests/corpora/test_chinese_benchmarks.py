@@ -75,6 +75,13 @@ def test_figures_are_written_between_their_marks_only(scripts):
         card.filled(text, {"x": "X"}, "page")
 
 
+def test_a_figure_that_was_not_measured_again_stays(scripts):
+    _, card = scripts
+    text = "<!-- chinese:tags -->\nold\n<!-- /chinese -->\n<!-- chinese:speed -->\nold\n<!-- /chinese -->\n"
+    expected = text.replace("speed -->\nold", "speed -->\nnew")
+    assert card.filled(text, {"speed": "new"}, "page") == expected
+
+
 def test_scores_of_tasks_come_from_finished_runs(scripts, tmp_path):
     _, card = scripts
     for run, score in {"none-1": 0.5, "none-2": 0.52, "both-1": 0.6}.items():
