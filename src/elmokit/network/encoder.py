@@ -22,7 +22,8 @@ from elmokit.network.devices import to_device
 from elmokit.network.filters import filter_maxima, looked_up_maxima, make_bank
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
-WORDS_AT_ONCE = {"cpu": 32, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+# number of words whose windows fit the cache of a CPU; on a GPU few enough that one long word does not widen all
+WORDS_AT_ONCE = {"cpu": 32, "cuda": 1024}
 GROUPS_FOR_TWO_THREADS = 4  # fewer groups of words are faster in one thread: each thread reads all weights
 
 
