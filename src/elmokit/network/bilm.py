@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -158,7 +159,7 @@ class BiLM(nn.Module):
         """
         _check_form(ids, self.word_ids, "N", "ids")
         if not ids.is_cuda:  # the host does not wait for a GPU; `forward` checks the range of every id
-            _check_range(_extremes(ids, self.word_ids).tolist(), self.word_ids, "ids")
+            _check_range(_host_extremes(ids, self.word_ids), self.word_ids, "ids")
         kernels.check_dtype(next(self.parameters()))
         encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
         if encoder is not None:
@@ -416,6 +417,13 @@ def _extremes(ids: Tensor, word_ids: WordIds) -> Tensor:
         return ids.new_zeros(2 * len(word_ids.limits))
     parts = [ids if word_ids.num_columns is None else ids[..., columns] for columns, _ in word_ids.limits]
     return torch.stack([extreme for part in parts for extreme in part.aminmax()])
+
+
+def _host_extremes(ids: Tensor, word_ids: WordIds) -> list[int]:
+    """As `_extremes`, of ids on the host, in NumPy: PyTorch would start OpenMP's threads."""
+    values = ids.numpy() if ids.numel() else np.zeros((1, *ids.shape[1:]), np.int64)
+    parts = [values if word_ids.num_columns is None else values[..., columns] for columns, _ in word_ids.limits]
+    return [int(extreme) for part in parts for extreme in (part.min(), part.max())]
 
 
 def _check_range(extremes: Sequence[int], word_ids: WordIds, name: str) -> None:
