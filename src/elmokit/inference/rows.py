@@ -26,11 +26,11 @@ def tensors_of(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     Returns:
         (…, its number of tokens, 2P) of each sentence, on the device of `rows`.
     """
-    if not rows.is_cuda:
+    if not rows.is_cuda or len(lengths) == 1:
         return [row.narrow(-2, 0, length).clone() for row, length in _by_sentence(rows, lengths)]
     # Two kernels for all sentences: one per sentence would take longer to launch than the network to run.
     packed = rows.transpose(-3, -2).flatten(-3, -2)  # (…, T B, 2P), for the layers of an LSTM without a copy
-    packed = packed.index_select(-2, to_device(torch.from_numpy(_places(lengths)), rows.device))  # (…, sum of T, 2P)
+    packed = packed.index_select(-2, to_device(torch.from_numpy(packed_places(lengths)), rows.device))  # (…, sum of T, 2P)
     return split_copies(packed, lengths)
 
 
@@ -58,7 +58,7 @@ def _by_sentence(rows: Tensor, lengths: Sequence[int]) -> zip[tuple[Tensor, int]
     return zip(rows.unbind(-3), lengths, strict=True)
 
 
-def _places(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+def packed_places(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
     """Where the tokens of one sentence after the other are, if those of all sentences are laid out time first."""
     sizes = np.array(lengths, np.int64)
     row = np.arange(len(sizes)).repeat(sizes)

@@ -207,7 +207,7 @@ class BiLM(nn.Module):
             ids: Shifted ids (B, T, C), (B, T) or (B, T, 1 + C).
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result, which then has T + 2 tokens.
-            with_state: Return the state, which a transformer gathers from all layers.
+            with_state: Return the state, which is gathered from all layers.
 
         Raises:
             ValueError: If the ids or the state have a wrong shape, type or range.
@@ -247,7 +247,7 @@ class BiLM(nn.Module):
             lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read.
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result.
-            with_state: Return the state, which a transformer gathers from all layers.
+            with_state: Return the state, which is gathered from all layers.
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
@@ -289,7 +289,7 @@ class BiLM(nn.Module):
             state: State before the first token; None if there is nothing before it.
             dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output;
                 or to the token vectors and to what each half of a transformer block adds.
-            with_state: Return the state. That of an LSTM is always returned.
+            with_state: Return the state, which is gathered from all layers.
             fixed_shapes: All calls have these shapes: transformer blocks are compiled on a GPU.
 
         Returns:
@@ -322,6 +322,8 @@ class BiLM(nn.Module):
             x = drop(outputs)
             layers.append(x)
             states.append(after)
+        if not with_state:
+            return layers, None
         return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))
 
     def initial_state(self, num_rows: int) -> State:
