@@ -6,7 +6,7 @@ import torch
 
 from elmokit import ELMo
 from elmokit.config import BiLMConfig
-from elmokit.inference.batches import Batch, plan
+from elmokit.inference.batches import STEP_ROWS, Batch, plan
 from elmokit.inference.rows import packed_places, split_copies
 from elmokit.inference.weights_watch import Look, WeightsWatch
 from elmokit.inference.word_cache import WordCache
@@ -61,6 +61,27 @@ def test_batches_go_by_length_within_the_budget():
     assert [batch.positions for batch in plan(sentences, 0, budget=22, batch_size=1)] == [[1], [3], [4], [0], [2]]
     assert [batch.positions for batch in plan(sentences, 0, budget=None, batch_size=2)] == [[0, 1], [2, 3], [4]]
     assert [b.positions for b in plan([["w"] * 99], 0, budget=5, batch_size=None)] == [[0]]
+
+
+def test_a_batch_ends_where_two_batches_take_less_time():
+    lengths = np.random.default_rng(0).lognormal(3.0, 0.6, 3000).astype(int)
+    batches = plan([["w"] * length for length in lengths], 0, budget=65536, batch_size=1024)
+    assert sorted(place for batch in batches for place in batch.positions) == list(range(3000))
+
+    def cost(batches):
+        """Row-steps, with those that a step takes beside its rows."""
+        return sum((max(batch) + 2) * (STEP_ROWS + len(batch)) for batch in batches)
+
+    ordered, sizes = sorted(lengths, reverse=True), []
+    for batch in batches:
+        begin, whole = sum(sizes), min(1024, 65536 // (max(batch.lengths) + 2))
+        candidates = ordered[begin : begin + whole]
+        cuts = [cost([candidates])] + [cost([candidates[:k], candidates[k:]]) for k in range(1, len(candidates))]
+        sizes.append(int(np.argmin(cuts)) or len(candidates))
+    assert [len(batch.tokens) for batch in batches] == sizes
+    assert len(set(sizes)) > 3
+    few = plan([["w"] * length for length in (50, 3, 3)], 0, budget=65536, batch_size=None)
+    assert len(few) == 1  # few rows are computed as fast as one
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 5), (3, 9, 4)], ids=str)

@@ -1,7 +1,7 @@
 """The vectors of a batch as the vectors of each sentence, without padding, in memory of their own.
 
-Input: rows of a batch.  Output: one tensor or array per sentence. It is a copy: a view would keep, and save, the vectors
-of the complete batch.
+Input: rows of a batch.  Output: one tensor or array per sentence. It is a copy: a view would keep, and save, the
+vectors of the complete batch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def tensors_of(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """
     if not rows.is_cuda or len(lengths) == 1:
         return [row.narrow(-2, 0, length).clone() for row, length in _by_sentence(rows, lengths)]
-    # Two kernels for all sentences: one per sentence would take longer to launch than the network to run.
-    packed = rows.transpose(-3, -2).flatten(-3, -2)  # (…, T B, 2P), for the layers of an LSTM without a copy
-    packed = packed.index_select(-2, to_device(torch.from_numpy(packed_places(lengths)), rows.device))  # (…, sum of T, 2P)
-    return split_copies(packed, lengths)
+    # two kernels for all sentences: one per sentence would take longer to launch than the network to run
+    places = to_device(torch.from_numpy(packed_places(lengths)), rows.device)
+    time_first = rows.transpose(-3, -2).flatten(-3, -2)  # (…, T B, 2P), for the layers of an LSTM without a copy
+    return split_copies(time_first.index_select(-2, places), lengths)
 
 
 def split_copies(packed: Tensor, lengths: Sequence[int]) -> list[Tensor]:

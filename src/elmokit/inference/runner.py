@@ -29,7 +29,7 @@ StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # largest number of padded tokens per batch
-SENTENCES_AT_ONCE = 16384  # number of sentences that are tokenized and sorted by length together
+SENTENCES_AT_ONCE = 32768  # number of sentences that are tokenized and sorted by length together
 CARRIED_ROWS = 64  # default number of rows per batch if state is carried
 CACHED_WORDS = 65536  # capacity of the cache of word vectors
 
@@ -112,7 +112,7 @@ class Runner:
             bounds = [*range(0, len(sentences), batch_size), len(sentences)]
         else:
             budget = batch_tokens or TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
-            bounds = _windows(len(sentences))
+            bounds = _windows(sentences)
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
             tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
@@ -207,13 +207,14 @@ def _run_batch(
         yield from _run_batch(batch.part(part), contextualize, can_split=can_split)
 
 
-def _windows(num_sentences: int) -> list[int]:
-    """Bounds of what is tokenized together. The first windows are small, because the network waits for them."""
-    bounds, size = [0], max(1, SENTENCES_AT_ONCE // 8)
-    while bounds[-1] < num_sentences:
-        bounds.append(min(bounds[-1] + size, num_sentences))
-        size = min(2 * size, SENTENCES_AT_ONCE)
-    return bounds
+def _windows(sentences: Sequence[Sentence]) -> list[int]:
+    """Bounds of what is tokenized and sorted together.
+
+    The network waits for the first window. Strings take long to tokenize, so that of strings is small; token lists are
+    sorted at once, because batches of a small window have more padding.
+    """
+    first = SENTENCES_AT_ONCE // 16 if sentences and isinstance(sentences[0], str) else SENTENCES_AT_ONCE
+    return [0, *range(max(1, first), len(sentences), SENTENCES_AT_ONCE), len(sentences)]
 
 
 def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -81,7 +81,7 @@ def _utf8_sizes(text: str, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int
     sizes[(points >= 0xD800) & (points <= 0xDFFF)] = 0
     before = np.concatenate([[0], np.cumsum(sizes)])  # number of bytes before each character
     ends = np.cumsum(lengths)
-    return before[ends] - before[ends - lengths]
+    return np.asarray(before[ends] - before[ends - lengths])
 
 
 def batch_to_ids(
