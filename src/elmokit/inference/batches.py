@@ -90,7 +90,7 @@ def plan(
         ]
     order = list(range(len(sentences)))
     num_steps = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 2
-    if budget is not None:
+    if budget is not None and len(order) > 1:
         by_length = np.argsort(-num_steps, kind="stable")
         order, num_steps = by_length.tolist(), num_steps[by_length]
     batches, begin = [], 0
@@ -119,12 +119,12 @@ def _without_padding(num_steps: npt.NDArray[np.int64]) -> int:
     All rows of a batch take the steps of the longest one. Two batches have more steps and less padding.
     """
     total = len(num_steps)
-    sizes = np.arange(1, total + 1)
-    rows = (num_steps[0] * (STEP_ROWS + sizes))[:-1]
-    rest = num_steps[1:] * (STEP_ROWS + total - sizes[:-1])
-    if total == 1 or (rows + rest).min() >= num_steps[0] * (STEP_ROWS + total):
-        return total
-    return int((rows + rest).argmin()) + 1
+    if total == 1:
+        return 1
+    sizes = np.arange(1, total)  # of the first of two batches
+    costs = num_steps[0] * (STEP_ROWS + sizes) + num_steps[1:] * (STEP_ROWS + total - sizes)
+    best = int(costs.argmin())
+    return int(sizes[best]) if costs[best] < num_steps[0] * (STEP_ROWS + total) else total
 
 
 def one_ahead(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
