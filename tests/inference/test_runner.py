@@ -166,3 +166,24 @@ def test_a_batch_is_computed_again_if_a_late_answer_says_that_the_weights_have_c
     fresh = ELMo(bilm, state="carry").eval().embed(sentences, batch_size=1)
     for one, other in zip(changed, fresh, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_vectors_are_those_of_a_cpu_and_a_hidden_change_of_the_weights_is_noticed():
+    torch.manual_seed(0)
+    bilm = BiLM(BiLMConfig(filters=((1, 4), (3, 8)), num_highways=1, cell_dim=32, projection_dim=16))
+    model, sentences = ELMo(bilm).eval(), ["the bank", "", "a river bank by the sea", "rain"]
+    for factor in (1.0, 3.0):  # the second time after a write through .data
+        bilm.char_encoder.projection.weight.data.mul_(factor)
+        expected = model.cpu().embed(sentences, layers="all")
+        found = model.cuda().embed(sentences, layers="all", convert_to_tensor=True)
+        bilm.char_encoder.projection.weight.data.mul_(2.0)  # seen by no counter
+        doubled = model.embed(sentences, layers="all", convert_to_tensor=True)
+        bilm.char_encoder.projection.weight.data.mul_(0.5)
+        again = model.embed(sentences, layers="all", convert_to_tensor=True)
+        for one, other, third, fourth in zip(expected, found, doubled, again, strict=True):
+            np.testing.assert_allclose(other.cpu(), one, atol=1e-4)
+            np.testing.assert_allclose(fourth.cpu(), one, atol=1e-4)
+            assert not len(one[0]) or (third - other).abs().max() > 1e-4
+            assert other.untyped_storage().nbytes() == other.numel() * other.element_size()
