@@ -37,6 +37,7 @@ from elmokit.config import BiLMConfig
 from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.fills import MOST_TOKENS
+from elmokit.inference.rows import arrays_of, tensors_of
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
@@ -544,13 +545,10 @@ class ELMo(nn.Module):
         sentences = as_list(sentences)
         results: list[Any] = [None] * len(sentences)
         for batch, reading in self._read(sentences, view.needs_weights, batch_size, show_progress):
-            rows = view.tokens(reading).movedim(-3, 0)  # (B, …, T, 2P)
-            if not convert_to_tensor:
-                rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu()  # NumPy has no bfloat16
-            for position, length, row in zip(batch.positions, batch.num_words, rows.unbind(), strict=True):
-                vectors = row.narrow(-2, 0, length)
-                # a copy: a view would keep, and save, the vectors of the complete batch
-                results[position] = vectors.clone() if convert_to_tensor else vectors.numpy().copy()
+            rows = view.tokens(reading)  # (…, B, T, 2P)
+            by_sentence = (tensors_of if convert_to_tensor else arrays_of)(rows, batch.num_words)
+            for position, vectors in zip(batch.positions, by_sentence, strict=True):
+                results[position] = vectors
         return results
 
     @overload

@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from elmokit.text import TREEBANK, Tokenizer
+
+# What a step takes beside its rows, in rows. A step takes 54 us at 64 rows, 116 at 256, 394 at 1,024 (original, H200).
+STEP_ROWS: Final = 90
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -70,8 +76,8 @@ def plan(
     Args:
         sentences: Token lists.
         first: Index of the first sentence in the input.
-        budget: Largest number of padded tokens per batch; sentences are then sorted by falling length. None: no limit,
-            and sentences stay in order.
+        budget: Largest number of padded tokens per batch; sentences are then sorted by falling length, and batches that
+            would be largely padding are smaller. None: no limit, and sentences stay in order.
         batch_size: Largest number of sentences per batch; None: no limit.
         tokenizer: Splits tokens of which the model reads several units.
     """
@@ -83,13 +89,19 @@ def plan(
             for tokens, own in zip(sentences, words, strict=True)
         ]
     order = list(range(len(sentences)))
-    if budget is not None:
-        order.sort(key=lambda number: -len(sentences[number]))
+    num_steps = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 2
+    if budget is not None and len(order) > 1:
+        by_length = np.argsort(-num_steps, kind="stable")
+        order, num_steps = by_length.tolist(), num_steps[by_length]
     batches, begin = [], 0
     while begin < len(order):
-        longest = len(sentences[order[begin]]) + 2
-        size = max(1, budget // longest) if budget is not None else len(order)
-        chosen = order[begin : begin + min(size, batch_size or size)]
+        size = len(order)
+        if budget is not None:
+            size = max(1, budget // int(num_steps[begin]))
+        size = min(size, batch_size or size)
+        if budget is not None:
+            size = _without_padding(num_steps[begin : begin + size])
+        chosen = order[begin : begin + size]
         tokens = [sentences[number] for number in chosen]
         own_words = None
         if any(words[number] is not None for number in chosen):
@@ -99,6 +111,20 @@ def plan(
         batches.append(Batch([first + number for number in chosen], tokens, own_words))
         begin += len(chosen)
     return batches
+
+
+def _without_padding(num_steps: npt.NDArray[np.int64]) -> int:
+    """Number of the first of these sentences (falling lengths) to run together: all, or fewer if that saves time.
+
+    All rows of a batch take the steps of the longest one. Two batches have more steps and less padding.
+    """
+    total = len(num_steps)
+    if total == 1:
+        return 1
+    sizes = np.arange(1, total)  # of the first of two batches
+    costs = num_steps[0] * (STEP_ROWS + sizes) + num_steps[1:] * (STEP_ROWS + total - sizes)
+    best = int(costs.argmin())
+    return int(sizes[best]) if costs[best] < num_steps[0] * (STEP_ROWS + total) else total
 
 
 def one_ahead(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:

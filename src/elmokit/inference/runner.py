@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from elmokit.arguments import check_choice, check_optional_integer
 from elmokit.inference.batches import Batch, one_ahead, plan
-from elmokit.inference.word_cache import WordCache
-from elmokit.kernels import product_dtype, samples_of
+from elmokit.inference.weights_watch import WeightsWatch
+from elmokit.inference.word_cache import Slots, WordCache
 from elmokit.network import BiLM, BiLMOutput, State, to_device
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
 
@@ -28,10 +29,9 @@ StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # largest number of padded tokens per batch
-SENTENCES_AT_ONCE = 16384  # number of sentences that are tokenized and sorted by length together
+SENTENCES_AT_ONCE = 32768  # number of sentences that are tokenized and sorted by length together
 CARRIED_ROWS = 64  # default number of rows per batch if state is carried
 CACHED_WORDS = 65536  # capacity of the cache of word vectors
-NUM_SAMPLES = 2048  # elements of each weight that are compared to notice a change
 
 
 class Runner:
@@ -49,7 +49,7 @@ class Runner:
 
     def __init__(self, word_ids: WordIds, tokenizer: Tokenizer, state: StateRule) -> None:
         self.word_ids, self.tokenizer, self.state = word_ids, tokenizer, state
-        self._words = WordCache(CACHED_WORDS)
+        self._words, self._watch = WordCache(CACHED_WORDS), WeightsWatch()
         self._carried: State | None = None
         self._lock = threading.RLock()
 
@@ -112,53 +112,50 @@ class Runner:
             bounds = [*range(0, len(sentences), batch_size), len(sentences)]
         else:
             budget = batch_tokens or TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
-            # the first window is small, because the network waits for it
-            bounds = [0, *range(SENTENCES_AT_ONCE // 8, len(sentences), SENTENCES_AT_ONCE), len(sentences)]
+            bounds = _windows(sentences)
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
             tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
             return plan(tokens, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
 
         # looking up a row of a table is as fast as looking it up in the cache
-        key = weights_key(bilm) if use_cache and bilm.word_embedding is None else None
+        look = self._watch.look(bilm) if use_cache and bilm.word_embedding is None else None
 
         def contextualize(batch: Batch) -> BiLMOutput:
-            vectors, lengths = self._token_vectors(bilm, batch, key)
+            vectors, lengths = self._token_vectors(bilm, batch, None if look is None else look.key)
 
             def run(state: State | None) -> BiLMOutput:
                 return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True, with_state=carry)
 
-            return self.carrying(bilm, len(batch.tokens), run) if carry else run(None)
+            if carry:
+                return self.carrying(bilm, len(batch.tokens), run)
+            output = run(None)
+            # a GPU answers while it computes the first batch, so that the host need not wait before it
+            return contextualize(batch) if look is not None and look.has_changed() else output
+
+        if carry and look is not None:
+            look.has_changed()  # known before the first batch, which cannot be computed again: it changes the state
 
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
-    def _token_vectors(self, bilm: BiLM, batch: Batch, key: object | None) -> tuple[Tensor, Tensor]:
+    def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:
         """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,); key None: no cache."""
-        lengths = np.array(batch.lengths)
-        words = [BOS_TOKEN, EOS_TOKEN, *chain.from_iterable(batch.tokens)]
-
-        def arrange(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Slots of all words as (T, B): <S>, the sentence, </S>, padding."""
-            grid = np.full((lengths.max() + 2, len(lengths)), slots[1])
-            grid[0] = slots[0]
-            starts = lengths.cumsum() - lengths
-            times = np.arange(lengths.sum()) - starts.repeat(lengths) + 1
-            grid[times, np.arange(len(lengths)).repeat(lengths)] = slots[2:]
-            return grid
 
         def embed(new: Sequence[str]) -> Tensor:
             return self.embed_words(bilm, new)
 
-        device = next(bilm.parameters()).device
+        words = chain((BOS_TOKEN, EOS_TOKEN), *batch.tokens)
         if key is not None:
-            vectors = self._words.lookup(words, embed, arrange, key)
+            slots, table = self._words.lookup(words, embed, key)
         else:
-            distinct = {word: number for number, word in enumerate(dict.fromkeys(words))}
-            grid = arrange(np.fromiter(map(distinct.__getitem__, words), dtype=np.int64, count=len(words)))
-            vectors = embed(list(distinct))[to_device(torch.from_numpy(grid), device)]
-        return vectors, to_device(torch.from_numpy(lengths + 2), device)
+            distinct = Slots()
+            slots = distinct.of(words)
+            table = embed(distinct.words())
+        numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths)), table.device)
+        # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
+        return functional.embedding(numbers[1:], table), numbers[0]
 
     def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[State | None], BiLMOutput]) -> BiLMOutput:
         """Run a batch with the carried state, and keep the state after it.
@@ -187,12 +184,12 @@ class Runner:
 
     def __getstate__(self) -> dict[str, Any]:
         """Locks and caches are not copied with a model."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_words")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_words", "_watch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
-        self._words = WordCache(CACHED_WORDS)
+        self._words, self._watch = WordCache(CACHED_WORDS), WeightsWatch()
 
 
 def _run_batch(
@@ -210,20 +207,32 @@ def _run_batch(
         yield from _run_batch(batch.part(part), contextualize, can_split=can_split)
 
 
-def weights_key(bilm: BiLM) -> tuple[object, ...]:
-    """A key that changes with the weights and the dtype of the context-free vectors.
+def _windows(sentences: Sequence[Sentence]) -> list[int]:
+    """Bounds of what is tokenized and sorted together.
 
-    PyTorch does not count writes through `.data`, so elements of every weight are part of the key. Their number is such
-    that a change of a complete row or column of the published models is noticed.
+    The network waits for the first window. Strings take long to tokenize, so that of strings is small; token lists are
+    sorted at once, because batches of a small window have more padding.
     """
-    weights = bilm.word_parameters()
-    samples = [samples_of(weight, NUM_SAMPLES) for weight in weights]
-    if weights[0].is_cuda:
-        samples = [torch.cat(samples).cpu()]  # the host waits once
-    if weights[0].dtype == torch.bfloat16:
-        samples = [part.view(torch.int16) for part in samples]  # NumPy has no bfloat16
-    places = [(w.data_ptr(), 0 if w.is_inference() else w._version, w.dtype, w.device) for w in weights]
-    return (*places, product_dtype(weights[0]), *(part.numpy().tobytes() for part in samples))
+    first = SENTENCES_AT_ONCE // 16 if sentences and isinstance(sentences[0], str) else SENTENCES_AT_ONCE
+    return [0, *range(max(1, first), len(sentences), SENTENCES_AT_ONCE), len(sentences)]
+
+
+def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """What a device needs to know of a batch, in one array, which is one copy.
+
+    Args:
+        slots: Of <S>, </S> and all tokens of all sentences.
+        lengths: B numbers of tokens.
+
+    Returns:
+        (1 + T, B): the lengths with boundaries; then the slots of <S>, the sentence, </S> and padding, time first.
+    """
+    sizes = np.array(lengths)
+    grid = np.full((len(sizes), sizes.max(initial=0) + 3), slots[1])
+    grid[:, 0] = sizes + 2
+    grid[:, 1] = slots[0]
+    grid[:, 2:-1][np.arange(grid.shape[1] - 3) < sizes[:, None]] = slots[2:]
+    return np.ascontiguousarray(grid.T)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

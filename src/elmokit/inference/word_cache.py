@@ -1,19 +1,18 @@
 """A bounded cache of context-free word vectors: each word of a text is encoded once.
 
-Input: words and a function that embeds them.  Output: their vectors.
+Input: words and a function that embeds them.  Output: rows of a table of vectors.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from elmokit.network import to_device
 
@@ -37,28 +36,26 @@ class WordCache:
 
     def _empty(self) -> None:
         self._key: object = None
-        self._slots = _Slots()
+        self._slots = Slots()
         self._table: Tensor | None = None  # (slots, P)
         self._used = np.zeros(0, dtype=np.int64)  # number of the last call that read each slot
         self._call = 0
 
     def lookup(
         self,
-        words: Sequence[str],
+        words: Iterable[str],
         embed: Callable[[Sequence[str]], Tensor],
-        arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
         key: object,
-    ) -> Tensor:
+    ) -> tuple[npt.NDArray[np.int64], Tensor]:
         """The vectors of words.
 
         Args:
-            words: Words, with repeats. A call may have more words than the capacity; some are dropped after it.
-            embed: Computes the vectors (N, P) of words that are not in the cache.
-            arrange: Arranges the slots of the words (N,) as an array of any shape.
+            words: N words, with repeats. A call may have more words than the capacity; some are dropped after it.
+            embed: Computes the vectors (M, P) of words that are not in the cache.
             key: Changes with the weights of the vectors; the cache is then emptied.
 
         Returns:
-            Vectors of the shape of `arrange(slots)` and P.
+            The slot of each word (N,), and a table (slots, P). Later calls do not change these rows of it.
         """
         # what is kept is read inside and outside of inference mode
         with self._lock, torch.inference_mode(False), torch.no_grad():
@@ -67,7 +64,7 @@ class WordCache:
                 self._key = key
             self._call += 1
             begin = len(self._slots)
-            slots = np.fromiter(map(self._slots.__getitem__, words), dtype=np.int64, count=len(words))
+            slots = self._slots.of(words)
             if len(self._slots) > begin:
                 try:
                     self._fill(begin, embed)
@@ -76,16 +73,14 @@ class WordCache:
                     raise
             assert self._table is not None
             self._used[slots] = self._call
-            index = torch.from_numpy(arrange(slots))
-            # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
-            vectors = functional.embedding(to_device(index, self._table.device), self._table)
+            table = self._table
             if len(self._slots) > self.capacity:
                 self._make_room()
-            return vectors
+            return slots, table
 
     def _fill(self, begin: int, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """Compute the vectors of the words from slot `begin` on."""
-        vectors = embed(list(islice(self._slots, begin, None)))
+        vectors = embed(self._slots.words(begin))
         end = begin + len(vectors)
         if self._table is None or end > len(self._table):
             grown = vectors.new_empty(2 * end, vectors.shape[1])
@@ -99,16 +94,23 @@ class WordCache:
         """Keep the most recently used words, half of the capacity, in new slots."""
         assert self._table is not None
         newest = np.argsort(-self._used[: len(self._slots)], kind="stable")[: self.capacity // 2]
-        words = list(self._slots)
-        self._slots = _Slots()
-        for slot in newest:
-            self._slots[words[slot]]
-        self._table = self._table[torch.from_numpy(newest).to(self._table.device)]
+        words = self._slots.words()
+        self._slots = Slots()
+        self._slots.of(words[slot] for slot in newest)
+        self._table = self._table[to_device(torch.from_numpy(newest), self._table.device)]
         self._used = self._used[newest]
 
 
-class _Slots(dict[str, int]):
+class Slots(dict[str, int]):
     """The slot of each word; a new word gets the next slot."""
+
+    def of(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
+        """The slots of words, known and new."""
+        return np.fromiter(map(self.__getitem__, words), dtype=np.int64)
+
+    def words(self, begin: int = 0) -> list[str]:
+        """The words from slot `begin` on."""
+        return [*islice(reversed(self), len(self) - begin)][::-1]
 
     def __missing__(self, word: str) -> int:
         self[word] = slot = len(self)

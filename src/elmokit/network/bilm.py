@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -158,7 +159,7 @@ class BiLM(nn.Module):
         """
         _check_form(ids, self.word_ids, "N", "ids")
         if not ids.is_cuda:  # the host does not wait for a GPU; `forward` checks the range of every id
-            _check_range(_extremes(ids, self.word_ids).tolist(), self.word_ids, "ids")
+            _check_range(_host_extremes(ids, self.word_ids), self.word_ids, "ids")
         kernels.check_dtype(next(self.parameters()))
         encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
         if encoder is not None:
@@ -206,7 +207,7 @@ class BiLM(nn.Module):
             ids: Shifted ids (B, T, C), (B, T) or (B, T, 1 + C).
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result, which then has T + 2 tokens.
-            with_state: Return the state, which a transformer gathers from all layers.
+            with_state: Return the state, which is gathered from all layers.
 
         Raises:
             ValueError: If the ids or the state have a wrong shape, type or range.
@@ -246,7 +247,7 @@ class BiLM(nn.Module):
             lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read.
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result.
-            with_state: Return the state, which a transformer gathers from all layers.
+            with_state: Return the state, which is gathered from all layers.
         """
         num_steps, num_rows = tokens.shape[:2]
         mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
@@ -288,7 +289,7 @@ class BiLM(nn.Module):
             state: State before the first token; None if there is nothing before it.
             dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output;
                 or to the token vectors and to what each half of a transformer block adds.
-            with_state: Return the state. That of an LSTM is always returned.
+            with_state: Return the state, which is gathered from all layers.
             fixed_shapes: All calls have these shapes: transformer blocks are compiled on a GPU.
 
         Returns:
@@ -321,6 +322,8 @@ class BiLM(nn.Module):
             x = drop(outputs)
             layers.append(x)
             states.append(after)
+        if not with_state:
+            return layers, None
         return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))
 
     def initial_state(self, num_rows: int) -> State:
@@ -416,6 +419,13 @@ def _extremes(ids: Tensor, word_ids: WordIds) -> Tensor:
         return ids.new_zeros(2 * len(word_ids.limits))
     parts = [ids if word_ids.num_columns is None else ids[..., columns] for columns, _ in word_ids.limits]
     return torch.stack([extreme for part in parts for extreme in part.aminmax()])
+
+
+def _host_extremes(ids: Tensor, word_ids: WordIds) -> list[int]:
+    """As `_extremes`, of ids on the host, in NumPy: PyTorch would start OpenMP's threads."""
+    values = ids.numpy() if ids.numel() else np.zeros((1, *ids.shape[1:]), np.int64)
+    parts = [values if word_ids.num_columns is None else values[..., columns] for columns, _ in word_ids.limits]
+    return [int(extreme) for part in parts for extreme in (part.min(), part.max())]
 
 
 def _check_range(extremes: Sequence[int], word_ids: WordIds, name: str) -> None:

@@ -40,5 +40,6 @@ def find_device(name: str | torch.device | None) -> torch.device:
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device; from the host to a GPU through pinned memory, so that the host does not wait."""
     if device.type == "cuda" and not values.is_cuda:
-        return values.pin_memory().to(device, non_blocking=True)
+        # a tensor with gaps would be copied once more, to memory that is not pinned
+        return values.contiguous().pin_memory().to(device, non_blocking=True)
     return values.to(device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +23,8 @@ from elmokit.network.devices import to_device
 from elmokit.network.filters import filter_maxima, looked_up_maxima, make_bank
 from elmokit.text import NUM_CHARACTERS, Lexicon
 
-WORDS_AT_ONCE = {"cpu": 32, "cuda": 4096}  # number of words whose windows fit the cache of a CPU, or fill a GPU
+# number of words whose windows fit the cache of a CPU; on a GPU few enough that one long word does not widen all
+WORDS_AT_ONCE = {"cpu": 32, "cuda": 1024}
 GROUPS_FOR_TWO_THREADS = 4  # fewer groups of words are faster in one thread: each thread reads all weights
 
 
@@ -85,27 +87,29 @@ class CharacterEncoder(nn.Module):
             (N, P) on the encoder's device.
         """
         device = self.char_embedding.device
-        # groups of words of similar length are trimmed most
-        order = (char_ids != self.shifted_pad).sum(dim=1).argsort()
+        # Ids are sorted on the host in NumPy: PyTorch would start OpenMP's threads, which then spin on the cores of the
+        # LSTM. Groups of words of similar length are trimmed most.
+        ids = char_ids.cpu().numpy()
+        order = np.count_nonzero(ids != self.shifted_pad, axis=1).argsort(kind="stable")
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
-        sorted_ids = char_ids.index_select(0, order)
+        sorted_ids = torch.from_numpy(ids.take(order, axis=0))
         begins = range(0, max(1, len(order)), at_once)
         groups = [to_device(self.trim(sorted_ids[begin : begin + at_once]), device) for begin in begins]
         if self._is_training() or not cpu.is_available(self.char_embedding):
-            return self.encode_groups(groups)[to_device(order.argsort(), device)]
+            return self.encode_groups(groups)[to_device(torch.from_numpy(order.argsort()), device)]
         # In the threads of the LSTM's directions, as OpenMP's threads of the caller would spin on their cores. They do
         # not wait for each other.
         num_threads = 2 if len(groups) >= GROUPS_FOR_TWO_THREADS else 1
-        parts = [order.new_empty(0)] * num_threads
+        parts = [self.char_embedding.new_empty(0)] * num_threads
 
         def run(thread: int) -> None:
             if thread < num_threads:
                 parts[thread] = self.encode_groups(groups[thread::num_threads])
 
         cpu.in_parallel(run, 2)
-        places = torch.split(order, at_once)
-        computed = torch.cat([place for thread in range(num_threads) for place in places[thread::num_threads]])
-        return torch.cat(parts).index_select(0, computed.argsort())
+        places = [order[begin : begin + at_once] for begin in begins]
+        computed = np.concatenate([place for thread in range(num_threads) for place in places[thread::num_threads]])
+        return torch.cat(parts).index_select(0, torch.from_numpy(computed.argsort()))
 
     def encode_groups(self, groups: Sequence[Tensor]) -> Tensor:
         """Encode words that are already grouped by length, for training.
@@ -167,13 +171,13 @@ class CharacterEncoder(nn.Module):
         Pads are not masked, so windows over pads count. All windows of pads only are equal, and one is kept.
 
         Args:
-            char_ids: (N, C) shifted ids.
+            char_ids: (N, C) shifted ids on the host.
 
         Returns:
             (N, C') with C' <= C.
         """
-        is_used = (char_ids != self.shifted_pad).any(dim=0)  # (C,)
-        longest = int((is_used * torch.arange(1, len(is_used) + 1, device=is_used.device)).max())  # one wait for a GPU
+        used = np.flatnonzero((char_ids.numpy() != self.shifted_pad).any(axis=0))  # columns
+        longest = int(used[-1]) + 1 if len(used) else 0
         return char_ids[:, : min(char_ids.shape[1], longest + self.widest)]
 
 

@@ -46,22 +46,42 @@ def words_to_ids(words: Sequence[str], *, max_characters: int = MAX_CHARACTERS) 
     check_integer("max_characters", max_characters, least=3)  # begin, one byte, end
     max_bytes = max_characters - 2
     words = check_tokens(words, "words", "a list of words")
-    encoded = [word.encode("utf-8", "ignore")[:max_bytes] for word in words]
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    starts = np.arange(len(encoded)) * max_characters
-    ids = np.full((len(encoded), max_characters), PAD, np.int16)
+    text = "".join(words)
+    bytes_of_text = np.frombuffer(text.encode("utf-8", "ignore"), np.uint8)
+    sizes = _utf8_sizes(text, np.fromiter(map(len, words), np.int64, len(words)))
+    lengths = np.minimum(sizes, max_bytes)
+    starts = np.arange(len(words)) * max_characters
+    ids = np.full((len(words), max_characters), PAD, np.int16)
     ids[:, 0] = BOW
     flat = ids.reshape(-1)
-    ends = np.cumsum(lengths)
-    # The k-th byte of all words goes to its position in its own word, after that word's BOW.
-    shifts = np.repeat(starts + 1 - (ends - lengths), lengths)
-    flat[shifts + np.arange(len(shifts))] = np.frombuffer(b"".join(encoded), np.uint8)
+    # the k-th byte of all words goes to its position in its own word, after that word's BOW
+    number = np.arange(lengths.sum())
+    from_first = number - np.repeat(np.cumsum(lengths) - lengths, lengths)  # place of a byte in its word
+    places = np.repeat(starts + 1, lengths) + from_first
+    flat[places] = bytes_of_text[np.repeat(np.cumsum(sizes) - sizes, lengths) + from_first]
     flat[starts + 1 + lengths] = EOW
-    for row, word in enumerate(words):
-        if word in _BOUNDARIES:
+    for row in np.flatnonzero(ids[:, 1] == ord("<")):
+        if words[row] in _BOUNDARIES:
             ids[row, 1:] = PAD
-            ids[row, 1:3] = _BOUNDARIES[word], EOW
+            ids[row, 1:3] = _BOUNDARIES[words[row]], EOW
     return ids
+
+
+def _utf8_sizes(text: str, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Number of UTF-8 bytes of each word; a lone surrogate has none.
+
+    Args:
+        text: All words, joined.
+        lengths: Number of characters of each word.
+    """
+    if text.isascii():
+        return lengths
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    sizes[(points >= 0xD800) & (points <= 0xDFFF)] = 0
+    before = np.concatenate([[0], np.cumsum(sizes)])  # number of bytes before each character
+    ends = np.cumsum(lengths)
+    return np.asarray(before[ends] - before[ends - lengths])
 
 
 def batch_to_ids(

@@ -84,7 +84,7 @@ class CharacterIds:
         return "characters"
 
     def ids(self, words: Sequence[str]) -> Ids:
-        return words_to_ids(words, max_characters=self.max_characters).astype(np.int64) + 1
+        return np.add(words_to_ids(words, max_characters=self.max_characters), 1, dtype=np.int64)
 
 
 @dataclass(frozen=True)

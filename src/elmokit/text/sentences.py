@@ -10,6 +10,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any
 
 from elmokit.text.tokenizer import TREEBANK, Tokenizer
@@ -62,11 +63,14 @@ def as_tokens(sentences: object, tokenizer: Tokenizer = TREEBANK, *, first: int 
         ValueError: If an element is something else (bytes, None, a number, a mapping, a set, a nested list); the
             message names its position.
     """
+    items = as_list(sentences)
+    if set(map(type, items)) == {list} and set(map(type, chain.from_iterable(items))) <= {str}:  # the usual token lists
+        return items
     return [
         tokenizer(sentence)
         if isinstance(sentence, str)
         else check_tokens(sentence, f"sentences[{position}]", "a string or a list of tokens")
-        for position, sentence in enumerate(as_list(sentences), first)
+        for position, sentence in enumerate(items, first)
     ]
 
 

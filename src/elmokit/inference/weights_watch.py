@@ -1,0 +1,105 @@
+"""Notices that the weights of context-free vectors have changed, so that cached vectors are not used.
+
+Input: a biLM.  Output: a `Look`, whose key is that of the look before if the weights are the same.
+
+PyTorch does not count writes through `.data`, so elements of every weight are compared. Their number is such that a
+change of a complete row or column of the published models is noticed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elmokit.kernels import product_dtype, samples_of
+from elmokit.network import BiLM
+
+NUM_SAMPLES = 2048  # elements of each weight that are compared
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
+
+class WeightsWatch:
+    """Compares weights with those of the call before; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: tuple[object, ...] = ()  # what changes if PyTorch knows of a change
+        # elements of every weight, where they are in memory; those of a weight with gaps are copies, and not kept
+        self._views: list[Tensor] = []
+        self._samples = torch.empty(0)  # what they were
+        self._generation = 0
+
+    def look(self, bilm: BiLM) -> Look:
+        """Start to compare the weights of a biLM with those of the call before. The host does not wait for a GPU."""
+        weights = bilm.word_parameters()
+        tensors = [(w.data_ptr(), 0 if w.is_inference() else w._version, w.dtype, w.device) for w in weights]
+        places = (*tensors, product_dtype(weights[0]))
+        with self._lock, torch.no_grad():
+            if places != self._places:
+                self._places = places
+                views = _views_of(weights)
+                self._views = views if all(weight.is_contiguous() for weight in weights) else []
+                return Look(self, self._remember(_joined(views)), None)
+            samples_now = _joined(self._views or _views_of(weights))
+            if samples_now.is_cuda:
+                return Look(self, self._generation, _Answer(samples_now, self._samples))
+            # NumPy, because a comparison in PyTorch would start OpenMP's threads
+            is_same = np.array_equal(samples_now.numpy(), self._samples.numpy())
+            return Look(self, self._generation if is_same else self._remember(samples_now), None)
+
+    def renew(self, samples: Tensor) -> int:
+        """Remember samples that differ from the last ones; returns a new key."""
+        with self._lock:
+            return self._remember(samples)
+
+    def _remember(self, samples: Tensor) -> int:
+        self._samples = samples
+        self._generation += 1
+        return self._generation
+
+
+class Look:
+    """One comparison. On a GPU its answer comes later: vectors are computed with the key, and again if it changed."""
+
+    def __init__(self, watch: WeightsWatch, key: int, answer: _Answer | None) -> None:
+        self.key = key
+        self._watch, self._answer = watch, answer
+
+    def has_changed(self) -> bool:
+        """Whether the key is no longer that of the call before this one; waits for the comparison."""
+        answer, self._answer = self._answer, None
+        if answer is None or answer.is_same():
+            return False
+        self.key = self._watch.renew(answer.samples)
+        return True
+
+
+class _Answer:
+    """A comparison on a GPU, on its way to the host."""
+
+    def __init__(self, samples: Tensor, before: Tensor) -> None:
+        self.samples = samples
+        differs = torch.ne(samples, before).any()
+        self._differs = differs.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.current_stream(samples.device).record_event()
+
+    def is_same(self) -> bool:
+        self._arrived.synchronize()
+        return not bool(self._differs)
+
+
+def _views_of(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Samples of weights as integers, by which a NaN is equal to itself."""
+    samples = [samples_of(weight, NUM_SAMPLES) for weight in weights]
+    return [part.view(_INTEGERS[part.element_size()]) for part in samples]
+
+
+def _joined(views: Sequence[Tensor]) -> Tensor:
+    """A copy of all samples, one after the other."""
+    if views[0].is_cuda:
+        return torch.cat(list(views))
+    return torch.from_numpy(np.concatenate([view.numpy() for view in views]))
