@@ -205,20 +205,12 @@ class Learner:
         tokens = take_rows(bilm.embed_groups(batch.words), batch.index)  # (D, T, B, P)
         lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
         dropout = self._drop if self.config.dropout else None
-        layers, after = bilm.run_layers(
-            tokens,
-            lengths,
-            state,
-            dropout=dropout,
-            with_state=state is not None,
-            fixed_shapes=self._recorder is not None,
+        (top,), after = bilm.run_layers(
+            tokens, lengths, state, dropout=dropout, with_state=state is not None, only_top=True
         )
         losses = []
         for direction in range(2):
-            hidden, targets = (
-                layers[-1][direction].flatten(0, 1),
-                batch.targets[direction].flatten(),
-            )  # (T B, P), (T B,)
+            hidden, targets = top[direction].flatten(0, 1), batch.targets[direction].flatten()  # (T B, P), (T B,)
             if negatives is None:
                 losses.append(chunked_softmax_loss(hidden, targets, self.model.output))
             else:
