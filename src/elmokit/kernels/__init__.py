@@ -1,4 +1,4 @@
-"""The arithmetic of layers: the clipped, projected LSTM over time in three engines, and the parts of transformer blocks.
+"""The arithmetic of layers: the clipped, projected LSTM over time in three engines, and parts of transformer blocks.
 
 interface.py  what every engine has, and its tensors
 eager.py      the reference: the equations in plain PyTorch
@@ -69,7 +69,9 @@ def choose(inputs: Tensor) -> Engine:
 
 def block_parts(inputs: Tensor) -> BlockParts:
     """What runs between the products of transformer blocks over `inputs`: fused where the CUDA engine runs."""
-    return choose(inputs).blocks if inputs.numel() else blocks
+    if not inputs.numel():
+        return blocks
+    return choose(inputs).blocks
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -67,9 +67,7 @@ class MakeAttention(Protocol):
 class BlockParts(Protocol):
     """A module that computes what is between the products of transformer blocks: see `blocks`."""
 
-    @property
-    def Attention(self) -> MakeAttention:
-        """Attention of some tokens."""
+    Attention: MakeAttention
 
     def norm(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of their mean square."""

@@ -182,7 +182,7 @@ class _Run:
     def __call__(
         self, products: Sequence[Product], x: Tensor, state: AttentionState | None
     ) -> tuple[list[Tensor], AttentionState | None]:
-        """(D, B, T, P) -> each block's (D, B, T, P), in which vectors after the end of a row mean nothing; the state."""
+        """(D, B, T, P) -> each block's (D, B, T, P), undefined after the end of a row, and the state."""
         num_rows, num_steps = x.shape[1:3]
         if state is None and num_steps <= self.sizes.window:
             return self._block_of_tokens(products, x, self.lengths, None, with_state=self.with_state)

@@ -109,7 +109,6 @@ def _add_keys(
     return higher, total, acc
 
 
-
 @triton.jit(do_not_specialize=["T", "B"])
 def attention_forward(
     qkv, past_keys, past_values, num_past, lengths, cos, sin, mixed, logsumexp, next_keys, next_values, T, B,

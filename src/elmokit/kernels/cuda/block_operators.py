@@ -133,7 +133,7 @@ gate_operator.register_autograd(_differentiate_gate, setup_context=_save_gate)
 
 
 def reading_order(x: Tensor, lengths: Tensor) -> Tensor:
-    """(D, T, B, P), or the same in other memory -> contiguous (D, B, T, P) in the other order, zero after a row's end."""
+    """(D, T, B, P) -> contiguous (D, B, T, P) in the other order, zero after the end of a row."""
     from elmokit.kernels.cuda.elementwise import run_order
 
     d, num_steps, num_rows, width = x.shape
@@ -152,7 +152,7 @@ def _(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def text_order(rows: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """(D, B, T, P) -> contiguous (D, T, B, P) in the other order, zero after a row's end."""
+    """(D, B, T, P) -> contiguous (D, T, B, P) in the other order, zero after the end of a row."""
     from elmokit.kernels.cuda.elementwise import run_order
 
     d, num_rows, num_steps, width = rows.shape

@@ -35,10 +35,11 @@ def add_norm(x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
 
 def _norm(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
     dtype = product_dtype(x)
-    x = x.contiguous()
+    x, added = x.contiguous(), None if added is None else added.contiguous()
     if _needs_operator(x, added):
-        total, normed, _ = operators.add_norm_operator(x, x.new_empty(0) if added is None else added, dtype)
-        return total, normed
+        summands = x, x.new_empty(0) if added is None else added
+        both: tuple[Tensor, Tensor] = operators.add_norm_operator(*summands, dtype)[:2]
+        return both
     from elmokit.kernels.cuda.elementwise import run_norm
 
     total, normed, _ = run_norm(x, added, dtype, save=False)
@@ -47,8 +48,10 @@ def _norm(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def gate(rows: Tensor) -> Tensor:
     """Gates and values (D, N, 2F) -> silu(gate) * value (D, N, F)."""
+    rows = rows.contiguous()
     if _needs_operator(rows):
-        return operators.gate_operator(rows)
+        gated: Tensor = operators.gate_operator(rows)
+        return gated
     from elmokit.kernels.cuda.elementwise import run_gate
 
     return run_gate(rows)
@@ -100,7 +103,8 @@ def to_reading_order(x: Tensor, lengths: Tensor) -> Tensor:
     """(D, T, B, P) -> (D, B, T, P), zero after the end of a row."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     if _needs_operator(x):
-        return operators.reading_order_operator(x, lengths)
+        ordered: Tensor = operators.reading_order_operator(x, lengths)
+        return ordered
     return operators.reading_order(x, lengths)
 
 

@@ -115,7 +115,7 @@ def _order_kernel(
 
 
 def run_norm(x: Tensor, added: Tensor | None, dtype: torch.dtype, *, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum (..., P), its norm in `dtype`, and with `save` the factors of the norm; without `added` there is no sum."""
+    """The sum (..., P), its norm in `dtype`, and with `save` the factors of the norm; no sum without `added`."""
     num_rows, width = x.numel() // x.shape[-1], x.shape[-1]
     total = torch.empty_like(x) if added is not None else x.new_empty(0)
     normed = torch.empty_like(x, dtype=dtype)
