@@ -176,10 +176,11 @@ class Learner:
         self.loss_sums += self._losses
 
     def _reset_rows(self, state: State) -> None:
-        """Set the state of a random fraction of the rows to zeros."""
+        """Let a random fraction of the rows start anew: an LSTM from zeros, a transformer from no tokens."""
         keep = self.norm.new_empty(state[0].shape[2])  # (B,)
         keep.bernoulli_(1.0 - self.config.state_reset, generator=self._dropout)
-        for carried in state:  # (L, D, B, …)
+        # keys and values that are no tokens are not read
+        for carried in [state.num_past] if isinstance(state, AttentionState) else state:  # (L, D, B, …)
             carried.mul_(keep.to(carried.dtype).view(-1, *[1] * (carried.ndim - 3)))
 
     def losses(
