@@ -197,17 +197,17 @@ def _load_queries(
     own, mixed, grad_mixed, logsumexp, cos, sin, t, length, scale, eps,
     P: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr, DIM: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Of tokens t (BT, 1): halves of normalized queries, their factor, turns, the gradient of what they take, the
+    """Of tokens t (BT, 1): halves of normalized queries, turns, the gradient of what they take, the
     product of both, and the logarithm of the sum of their softmax."""
     inside = t < length
     q_1, q_2 = _load_halves(own + t * (3 * P), inside, HEAD, HALF)
-    q_1, q_2, factor = _norm(q_1, q_2, eps, HEAD)
+    q_1, q_2, _ = _norm(q_1, q_2, eps, HEAD)
     cos_q, sin_q = _load_turns(cos, sin, t, inside, HEAD, HALF, W)
     grad = _load_complete(grad_mixed + t * P, inside, HEAD, DIM)
     taken = _load_complete(mixed + t * P, inside, HEAD, DIM)
     along = tl.sum(grad.to(tl.float32) * taken.to(tl.float32), axis=1)
     sums = tl.load(logsumexp + t, mask=inside, other=0.0)
-    return q_1, q_2, factor, cos_q, sin_q, grad, along, sums
+    return q_1, q_2, cos_q, sin_q, grad, along, sums
 
 
 @triton.jit
@@ -269,7 +269,7 @@ def attention_backward(
     is_key = (s >= oldest) & (s < length)
     k_1, k_2 = _load_halves(own + P + s * (3 * P), is_key & (s >= 0), HEAD, HALF)
     v = _load_complete(own + 2 * P + s * (3 * P), is_key & (s >= 0), HEAD, DIM)
-    k_1, k_2, factor = _norm(k_1, k_2, eps, HEAD)
+    k_1, k_2, _ = _norm(k_1, k_2, eps, HEAD)
     if GRAD_PAST:
         is_past = is_key & (s < 0)
         past_1, past_2 = _load_halves(past_keys + before + (s + (W - 1)) * P, is_past, HEAD, HALF)
@@ -286,7 +286,7 @@ def attention_backward(
     last = tl.minimum(tile * BT + BT - 1 + W - 1, length - 1)  # the last token that sees one of them
     for number in range(tl.maximum(tile, 0), tl.maximum((last + BT) // BT, 0)):
         t = number * BT + tl.arange(0, BT)
-        q_1, q_2, _, cos_q, sin_q, grad, along, sums = _load_queries(
+        q_1, q_2, cos_q, sin_q, grad, along, sums = _load_queries(
             own, mixed, grad_mixed, logsumexp, cos, sin, t[:, None], length, scale, eps, P, HEAD, HALF, DIM, W
         )
         q_1, q_2 = _turn(q_1 * scale, q_2 * scale, cos_q, sin_q)
@@ -301,6 +301,8 @@ def attention_backward(
         back = (chances * (back - along[None, :])).to(dtype)
         grad_1 = tl.dot(back, q_1, grad_1, input_precision=PRECISION)
         grad_2 = tl.dot(back, q_2, grad_2, input_precision=PRECISION)
+    # loaded again, because the loop needs their registers
+    cos_k, sin_k = _load_turns(cos, sin, s, is_key, HEAD, HALF, W)
     grad_1, grad_2 = _turn(grad_1, grad_2, cos_k, -sin_k)
     if STATE:
         place = s + (W - 1) - length
@@ -314,12 +316,14 @@ def attention_backward(
         _store_halves(grad_past_keys + before + (s + (W - 1)) * P, grad_1, grad_2, is_written, HEAD, HALF)
         _store_complete(grad_past_values + before + (s + (W - 1)) * P, grad_v, is_written, HEAD, DIM)
     is_own = (s >= 0) & (s < T)
+    k_1, k_2 = _load_halves(own + P + s * (3 * P), is_key & is_own, HEAD, HALF)
+    k_1, k_2, factor = _norm(k_1, k_2, eps, HEAD)
     grad_1, grad_2 = _norm_backward(grad_1, grad_2, k_1, k_2, factor, HEAD)
     _store_halves(written + P + s * (3 * P), grad_1, grad_2, is_own, HEAD, HALF)
     _store_complete(written + 2 * P + s * (3 * P), grad_v, is_own, HEAD, DIM)
 
     # the tokens as queries
-    q_1, q_2, factor, cos_q, sin_q, grad, along, sums = _load_queries(
+    q_1, q_2, cos_q, sin_q, grad, along, sums = _load_queries(
         own, mixed, grad_mixed, logsumexp, cos, sin, s, tl.where(tile < 0, LONG_AGO, length), scale, eps,
         P, HEAD, HALF, DIM, W,
     )  # fmt: skip
@@ -349,6 +353,10 @@ def attention_backward(
             turned_1, turned_2, k_1, k_2, v, grad, along, sums, cos, sin, s, number * BT, oldest, length,
             grad_1, grad_2, HEAD, HALF, W, BT, PRECISION,
         )  # fmt: skip
+    is_query = is_own & (s < length)
+    cos_q, sin_q = _load_turns(cos, sin, s, is_query, HEAD, HALF, W)
+    q_1, q_2 = _load_halves(own + s * (3 * P), is_query, HEAD, HALF)
+    q_1, q_2, factor = _norm(q_1, q_2, eps, HEAD)
     grad_1, grad_2 = _turn(grad_1, grad_2, cos_q, -sin_q)
     grad_1, grad_2 = _norm_backward(grad_1 * scale, grad_2 * scale, q_1, q_2, factor, HEAD)
     _store_halves(written + s * (3 * P), grad_1, grad_2, is_own, HEAD, HALF)
