@@ -67,7 +67,9 @@ class MakeAttention(Protocol):
 class BlockParts(Protocol):
     """A module that computes what is between the products of transformer blocks: see `blocks`."""
 
-    Attention: MakeAttention
+    @property
+    def Attention(self) -> MakeAttention:  # noqa: N802 (it is a class)
+        """Attention of some tokens."""
 
     def norm(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of their mean square."""

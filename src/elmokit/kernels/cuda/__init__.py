@@ -8,7 +8,7 @@ steps.py      the Triton kernels of the time loops
 launch.py     buffers and launches
 operators.py  operators for autograd and compilers
 softmax.py    softmax and its gradient, fused
-blocks.py     the parts of transformer blocks, fused: attention.py, elementwise.py, block_operators.py
+blocks.py     the parts of transformer blocks, fused, from attention.py, elementwise.py and their operators
 
 All steps of a layer are one launch, so a step has no launch cost.  In inference the gates are never written to memory.
 Weight gradients are products over all steps, after the backward loop.  Only `steps`, `softmax`, `attention`

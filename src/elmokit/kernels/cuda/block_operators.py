@@ -205,7 +205,7 @@ def attention_operator(
     with_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What each token takes, the last keys and values, and the logarithm of the sum of each softmax."""
-    from elmokit.kernels.cuda.attention import run_forward
+    from elmokit.kernels.cuda.attention_launch import run_forward
 
     past = Past(past_keys, past_values) if past_keys.numel() else None
     sizes, turns = AttentionSizes(num_heads, window), (cos, sin)
@@ -255,7 +255,7 @@ def _attention_backward(
     grad_past: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, and with `grad_past` of those of the past."""
-    from elmokit.kernels.cuda.attention import run_backward
+    from elmokit.kernels.cuda.attention_launch import run_backward
 
     grad_qkv, before = run_backward(
         grad_mixed,

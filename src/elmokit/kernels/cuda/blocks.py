@@ -3,7 +3,7 @@
 Input and output: as in `kernels/blocks.py`, but norms are in the dtype of products, which under autocast is half
 precision, while sums keep the dtype of the vectors.
 
-attention.py        norms of queries and keys, rotation, window, softmax and state: one launch
+attention.py        norms of queries and keys, rotation, window, softmax and state: one launch (attention_launch.py)
 elementwise.py      sum and norm, gate, reading order
 block_operators.py  operators for autograd and compilers, which without gradients are left out
 
@@ -90,7 +90,7 @@ class Attention:
                 self.with_state,
             )  # fmt: skip
             return mixed, Past(*after) if self.with_state else None
-        from elmokit.kernels.cuda.attention import run_forward
+        from elmokit.kernels.cuda.attention_launch import run_forward
 
         mixed, kept, _ = run_forward(
             qkv, past, self._num_past, self._lengths, self._turns, self.sizes, self.num_steps,
