@@ -298,6 +298,7 @@ def zipf_corpus(num_tokens: int, num_forms: int = 1_000_000) -> Corpus:
         num_replaced_lines=0,
         vocabulary_digest="",
         made_from="",
+        tokenizer=None,
         stream=stream,
         documents=documents,
         forms=forms,

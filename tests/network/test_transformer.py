@@ -299,7 +299,7 @@ def test_a_document_takes_memory_by_its_window_not_by_its_square(monkeypatch):
         sizes.append(k.shape[2])
         return real(q, k, v, **options)
 
-    monkeypatch.setattr(transformer.functional, "scaled_dot_product_attention", measuring)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", measuring)
     model.bilm()(model.ids([["word"] * 1000]))
     assert max(sizes) < 8 * 8
 
@@ -431,49 +431,3 @@ def test_half_precision_is_near_single_precision(model, bilm, dtype):
     half = model.bilm().to(dtype)(ids)
     assert half.layers.dtype == dtype
     close(half.layers.float(), bilm(ids).layers, 0.02 if dtype == torch.float16 else 0.15)
-
-
-# ---- compiled blocks ------------------------------------------------------------------------------------------------
-
-
-def gradients(bilm, run_block):
-    """Outputs of two blocks of tokens, the second after the state of the first, and the gradients of all weights."""
-    torch.manual_seed(0)
-    bilm.requires_grad_(True).zero_grad()
-    attention = transformer.Attention(bilm.config.num_heads, bilm.config.attention_window)
-    run = transformer._Run(attention, torch.tensor([5, 5, 5]), None, True, run_block)
-    products, state, outputs = [block.product for block in bilm.layers], bilm.initial_state(3), []
-    for _ in range(2):
-        x = torch.randn(2, 3, 5, bilm.config.projection_dim, requires_grad=True)  # (D, B, T, P)
-        layers, state = run(products, x, state)
-        (layers[-1] * torch.randn_like(layers[-1])).sum().backward()
-        state = AttentionState(*(part.detach() for part in state))
-        outputs.append(layers[-1].detach())
-    return outputs, [weight.grad.clone() for weight in bilm.layers.parameters()]
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, while it compiles
-def test_compiled_blocks_give_the_outputs_and_gradients_of_plain_ones_by_one_compilation():
-    from torch._dynamo.utils import counters
-
-    bilm = random_transformer(5, num_layers=4, attention_window=7).bilm()
-    expected = gradients(bilm, transformer._run_block)
-    counters.clear()
-    found = gradients(bilm, transformer.FusedBlock(backend="aot_eager"))
-    assert counters["stats"]["unique_graphs"] == 1
-    for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, while it compiles
-def test_blocks_that_cannot_be_compiled_run_as_they_are_with_one_warning(caplog):
-    bilm = random_transformer(5, num_layers=3).bilm()
-    expected = gradients(bilm, transformer._run_block)
-
-    def no_compiler(*_):
-        raise RuntimeError("there is no C compiler")
-
-    found = gradients(bilm, transformer.FusedBlock(backend=no_compiler))
-    (warning,) = (record.getMessage() for record in caplog.records if record.name.startswith("elmokit"))
-    assert "there is no C compiler" in warning
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)

@@ -61,10 +61,10 @@ def heldout_perplexity(
             assert batch.weights is not None
             tokens = form_vectors(stream_layout(batch.forward_inputs, batch.backward_inputs))  # (D, T, B, P)
             lengths = torch.full((batch_size,), tokens.shape[1], dtype=torch.long, device=device)
-            layers, state = bilm.run_layers(tokens, lengths, state)
+            (top,), state = bilm.run_layers(tokens, lengths, state, only_top=True)
             targets = stream_layout(batch.forward_targets, batch.backward_targets).astype(np.int64)
             weights = stream_layout(batch.weights, batch.weights)
-            log_probs = output_layer.log_probs(layers[-1], torch.from_numpy(targets).to(device))  # (D, T, B)
+            log_probs = output_layer.log_probs(top, torch.from_numpy(targets).to(device))  # (D, T, B)
             # a row that has ended continues with weight 0
             sums += (log_probs * torch.from_numpy(weights).to(device)).sum(dim=(1, 2), dtype=torch.float64)
             count += int(batch.weights.sum())

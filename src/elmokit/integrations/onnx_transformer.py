@@ -16,7 +16,7 @@ import numpy as np
 from elmokit.config import BiLMConfig
 from elmokit.extras import require
 from elmokit.integrations.onnx_graph import Directions, Graph, integer, ints, number
-from elmokit.network.transformer import NORM_EPS, ROTARY_BASE
+from elmokit.kernels.blocks import NORM_EPS, ROTARY_BASE
 
 require("onnx", extra="onnx")
 
@@ -102,6 +102,6 @@ def _turn(graph: Graph, x: str, reads: _Reading, dim: int) -> str:
 
 
 def normalized(graph: Graph, x: str) -> str:
-    """Vectors divided by the root of their mean square: see `elmokit.network.transformer.norm`."""
+    """Vectors divided by the root of their mean square: see `elmokit.kernels.blocks.norm`."""
     square = graph("ReduceMean", graph("Mul", x, x), ints(-1), keepdims=1)
     return graph("Div", x, graph("Sqrt", graph("Add", square, number(NORM_EPS))))

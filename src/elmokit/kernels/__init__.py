@@ -1,7 +1,8 @@
-"""The clipped, projected LSTM over time, in three engines, and the choice between them.
+"""The arithmetic of layers: the clipped, projected LSTM over time in three engines, and parts of transformer blocks.
 
-interface.py  the function that every engine has, and its tensors
+interface.py  what every engine has, and its tensors
 eager.py      the reference: the equations in plain PyTorch
+blocks.py     what a transformer block computes between its products, in plain PyTorch; for GPUs cuda/blocks.py
 cpu/          fast on CPU cores, in float32 and int8
 cuda/         fast on NVIDIA GPUs
 samples.py    elements of a weight by which a change is noticed
@@ -23,15 +24,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elmokit.kernels import cpu, eager
-from elmokit.kernels.interface import Engine, LSTMState, LSTMWeights
+from elmokit.kernels import blocks, cpu, eager
+from elmokit.kernels.blocks import AttentionSizes, Past
+from elmokit.kernels.interface import BlockParts, Engine, LSTMState, LSTMWeights
 from elmokit.kernels.samples import samples_of
 
 __all__ = [
+    "AttentionSizes",
+    "BlockParts",
     "Engine",
     "LSTMState",
     "LSTMWeights",
+    "Past",
     "bfloat16_works",
+    "block_parts",
     "check_dtype",
     "choose",
     "forced",
@@ -59,6 +65,13 @@ def choose(inputs: Tensor) -> Engine:
         if cuda.is_available(inputs):
             return cuda
     return cpu if cpu.is_available(inputs) else eager
+
+
+def block_parts(inputs: Tensor) -> BlockParts:
+    """What runs between the products of transformer blocks over `inputs`: fused where the CUDA engine runs."""
+    if not inputs.numel():
+        return blocks
+    return choose(inputs).blocks
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from elmokit.kernels import blocks
 from elmokit.kernels.interface import LSTMState, LSTMWeights
+
+__all__ = ["blocks", "lstm"]
 
 
 def lstm(

@@ -15,9 +15,13 @@ One step, for the active rows:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from elmokit.kernels.blocks import AttentionSizes, Past
 
 
 class LSTMWeights(NamedTuple):
@@ -36,8 +40,59 @@ class LSTMState(NamedTuple):
     cell: Tensor  # (D, B, C)
 
 
+class Attention(Protocol):
+    """Attention of T tokens of each row, of all blocks."""
+
+    def __call__(self, qkv: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
+        """(D, B T, 3P) -> (D, B T, P), and the last keys and values: see `blocks.Attention`."""
+
+
+class MakeAttention(Protocol):
+    """The class of an `Attention`."""
+
+    def __call__(
+        self,
+        sizes: AttentionSizes,
+        lengths: Tensor,
+        num_past: Tensor | None,
+        num_steps: int,
+        width: int,
+        like: Tensor,
+        *,
+        with_state: bool,
+    ) -> Attention:
+        """See `blocks.Attention`."""
+
+
+class BlockParts(Protocol):
+    """A module that computes what is between the products of transformer blocks: see `blocks`."""
+
+    @property
+    def Attention(self) -> MakeAttention:  # noqa: N802 (it is a class)
+        """Attention of some tokens."""
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Divide vectors by the root of their mean square."""
+
+    def add_norm(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """A sum, and its norm."""
+
+    def gate(self, rows: Tensor) -> Tensor:
+        """Gates and values (D, N, 2F) -> silu(gate) * value (D, N, F)."""
+
+    def to_reading_order(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(D, T, B, P) -> (D, B, T, P)."""
+
+    def to_text_order(self, layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """(D, B, T, P) each -> (D, T, B, P) each, zero after the end of a row."""
+
+
 class Engine(Protocol):
-    """A module that runs one layer over time."""
+    """A module that runs one layer over time, and names what runs between the products of transformer blocks."""
+
+    @property
+    def blocks(self) -> BlockParts:
+        """The parts of transformer blocks: the module `blocks`, or one with the same names."""
 
     def lstm(
         self,

@@ -24,11 +24,12 @@ from torch.nn import functional
 from elmokit import kernels
 from elmokit.arguments import check_instance
 from elmokit.config import BiLMConfig
-from elmokit.kernels import LSTMState
+from elmokit.kernels import AttentionSizes, LSTMState
+from elmokit.kernels.blocks import norm
 from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM
-from elmokit.network.transformer import Attention, AttentionState, Block, TransformerBlock, norm, run_blocks
+from elmokit.network.transformer import AttentionState, Block, TransformerBlock, run_blocks
 from elmokit.settings import to_mapping
 from elmokit.text import WordIds, word_ids_of_sizes
 
@@ -278,7 +279,7 @@ class BiLM(nn.Module):
         *,
         dropout: Callable[[Tensor], Tensor] | None = None,
         with_state: bool = True,
-        fixed_shapes: bool = False,
+        only_top: bool = False,
     ) -> tuple[list[Tensor], State | None]:
         """Run every layer, in both directions.
 
@@ -290,7 +291,7 @@ class BiLM(nn.Module):
             dropout: Applied to the input of each LSTM layer, which skip connections also use, and to the last output;
                 or to the token vectors and to what each half of a transformer block adds.
             with_state: Return the state, which is gathered from all layers.
-            fixed_shapes: All calls have these shapes: transformer blocks are compiled on a GPU.
+            only_top: Return the last layer only.
 
         Returns:
             (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token.
@@ -299,16 +300,9 @@ class BiLM(nn.Module):
         if config.architecture == "transformer":
             assert state is None or isinstance(state, AttentionState)
             blocks = cast(Sequence[Block], self.layers)
-            attention = Attention(config.num_heads, config.attention_window)
+            sizes = AttentionSizes(config.num_heads, config.attention_window)
             return run_blocks(
-                blocks,
-                x,
-                lengths,
-                state,
-                attention,
-                dropout=dropout,
-                with_state=with_state,
-                fixed_shapes=fixed_shapes,
+                blocks, x, lengths, state, sizes, dropout=dropout, with_state=with_state, only_top=only_top
             )
         state = self.initial_state(x.shape[2]) if state is None else state
         assert isinstance(state, BiLMState)
@@ -322,6 +316,7 @@ class BiLM(nn.Module):
             x = drop(outputs)
             layers.append(x)
             states.append(after)
+        layers = layers[-1:] if only_top else layers
         if not with_state:
             return layers, None
         return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))

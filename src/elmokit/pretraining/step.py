@@ -176,10 +176,11 @@ class Learner:
         self.loss_sums += self._losses
 
     def _reset_rows(self, state: State) -> None:
-        """Set the state of a random fraction of the rows to zeros."""
+        """Let a random fraction of the rows start anew: an LSTM from zeros, a transformer from no tokens."""
         keep = self.norm.new_empty(state[0].shape[2])  # (B,)
         keep.bernoulli_(1.0 - self.config.state_reset, generator=self._dropout)
-        for carried in state:  # (L, D, B, …)
+        # keys and values that are no tokens are not read
+        for carried in [state.num_past] if isinstance(state, AttentionState) else state:  # (L, D, B, …)
             carried.mul_(keep.to(carried.dtype).view(-1, *[1] * (carried.ndim - 3)))
 
     def losses(
@@ -205,20 +206,12 @@ class Learner:
         tokens = take_rows(bilm.embed_groups(batch.words), batch.index)  # (D, T, B, P)
         lengths = torch.full((tokens.shape[2],), tokens.shape[1], dtype=torch.long, device=tokens.device)
         dropout = self._drop if self.config.dropout else None
-        layers, after = bilm.run_layers(
-            tokens,
-            lengths,
-            state,
-            dropout=dropout,
-            with_state=state is not None,
-            fixed_shapes=self._recorder is not None,
+        (top,), after = bilm.run_layers(
+            tokens, lengths, state, dropout=dropout, with_state=state is not None, only_top=True
         )
         losses = []
         for direction in range(2):
-            hidden, targets = (
-                layers[-1][direction].flatten(0, 1),
-                batch.targets[direction].flatten(),
-            )  # (T B, P), (T B,)
+            hidden, targets = top[direction].flatten(0, 1), batch.targets[direction].flatten()  # (T B, P), (T B,)
             if negatives is None:
                 losses.append(chunked_softmax_loss(hidden, targets, self.model.output))
             else:

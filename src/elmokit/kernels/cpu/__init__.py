@@ -26,6 +26,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from elmokit.kernels import blocks
 from elmokit.kernels.cpu.backward import DifferentiableLSTM
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights, quantize, quantize_matrix
 from elmokit.kernels.cpu.packed import packed_linear
@@ -38,6 +39,7 @@ __all__ = [
     "HOISTED_ROWS",
     "Int8Matrix",
     "Int8Weights",
+    "blocks",
     "in_parallel",
     "is_available",
     "layer_of",

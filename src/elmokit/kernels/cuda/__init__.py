@@ -8,9 +8,11 @@ steps.py      the Triton kernels of the time loops
 launch.py     buffers and launches
 operators.py  operators for autograd and compilers
 softmax.py    softmax and its gradient, fused
+blocks.py     the parts of transformer blocks, fused, from attention.py, elementwise.py and their operators
 
 All steps of a layer are one launch, so a step has no launch cost.  In inference the gates are never written to memory.
-Weight gradients are products over all steps, after the backward loop.  Only `steps` and `softmax` need Triton.
+Weight gradients are products over all steps, after the backward loop.  Only `steps`, `softmax`, `attention`
+and `elementwise` need Triton.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import eager, has_triton
+from elmokit.kernels.cuda import blocks
 from elmokit.kernels.cuda.operators import lstm_directly, lstm_operator
 from elmokit.kernels.cuda.weights import cached_weights
 from elmokit.kernels.interface import LSTMState, LSTMWeights
+
+__all__ = ["blocks", "is_available", "lstm"]
 
 
 def is_available(inputs: Tensor) -> bool:

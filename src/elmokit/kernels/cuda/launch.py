@@ -179,7 +179,7 @@ def _run_loop(
     constants = {
         **sizes,
         "BM": a.rows, "BN": a.columns, "BK": a.depth, "PM": b.rows, "PN": b.columns, "PK": b.depth, "SPLIT": plan.split,
-        "ELEMENTS": _elements(rows, rows.shape[2], sizes["K"]), "PRECISION": _precision(rows.dtype),
+        "ELEMENTS": _elements(rows, rows.shape[2], sizes["K"]), "PRECISION": precision(rows.dtype),
         "FAST": rows.is_cuda and rows.dtype != torch.float32,
         "num_warps": a.warps, "num_stages": a.stages,
     }  # fmt: skip
@@ -225,7 +225,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
     return functional.pad(x.float(), (0, width - x.shape[-1])).contiguous()
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision(dtype: torch.dtype) -> str:
     """Precision of float32 products: exact, unless the user has allowed tf32 for cuBLAS."""
     matmul = torch.backends.cuda.matmul
     chosen = getattr(matmul, "fp32_precision", None)  # since torch 2.9
