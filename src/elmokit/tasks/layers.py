@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 NEVER = -1e4  # the score of what is not allowed: far below any other, and finite
 
@@ -37,6 +36,10 @@ class LockedDropout(nn.Module):
 class BiLSTM(nn.Module):
     """LSTMs in both directions, with dropout after each layer.
 
+    Rows are not packed: cuDNN has its fast kernels only for rows of one length. Instead the input has one more feature,
+    1 at padding, whose weights close the input, forget and output gates. The state is then zero at padding, and a row
+    is read backward from its last token.
+
     Args:
         input_dim: Width D of the input.
         hidden_dim: Units H per direction.
@@ -52,15 +55,36 @@ class BiLSTM(nn.Module):
             nn.LSTM(width, hidden_dim, batch_first=True, bidirectional=True) for width in widths[:-1]
         )
         self.dropout = LockedDropout(dropout)
+        self._closing: Tensor
+        gates = torch.tensor([NEVER, NEVER, 0.0, NEVER])  # input, forget, cell, output
+        self.register_buffer("_closing", gates.repeat_interleave(hidden_dim).unsqueeze(1), persistent=False)  # (4H, 1)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """(B, T, D), (B, T) -> (B, T, 2H), zeros at padding."""
-        lengths = mask.sum(dim=1).clamp(min=1).cpu()  # packing takes no empty rows; their output is masked below
+        padding = (~mask).unsqueeze(-1).to(x.dtype)  # (B, T, 1)
         for layer in self.layers:
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            x, _ = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=mask.shape[1])
+            assert isinstance(layer, nn.LSTM)
+            zeros = x.new_zeros(2, len(x), layer.hidden_size)
+            weights = self._closed_at_padding(layer)
+            x, _, _ = torch.lstm(
+                torch.cat([x, padding], dim=-1), (zeros, zeros), weights, True, 1, 0.0, self.training, True, True
+            )
             x = self.dropout(x)
         return x * mask.unsqueeze(-1)
+
+    def _closed_at_padding(self, layer: nn.LSTM) -> list[Tensor]:
+        """The weights of a layer with those of the feature of padding, in the order of `torch.lstm`."""
+        directions = [
+            [torch.cat([own[0], self._closing], dim=1), own[1], own[2], own[3]]  # (4H, D+1), (4H, H), (4H,), (4H,)
+            for own in layer.all_weights
+        ]
+        # cuDNN reads the weights without a copy if they are in one piece in its order: all matrices, then all biases
+        order = [weight for half in (slice(0, 2), slice(2, 4)) for own in directions for weight in own[half]]
+        pieces = torch.cat([weight.flatten() for weight in order]).split_with_sizes(
+            [weight.numel() for weight in order]
+        )
+        in_one = [piece.view_as(weight) for piece, weight in zip(pieces, order, strict=True)]
+        return [*in_one[:2], *in_one[4:6], *in_one[2:4], *in_one[6:]]
 
 
 class AttentionPool(nn.Module):
