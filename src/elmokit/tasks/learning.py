@@ -275,9 +275,8 @@ def _optimizer(config: TaskConfig, module: nn.Module) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": task, "lr": config.learning_rate}]
     if bilm:
         groups.append({"params": bilm, "lr": config.tune_learning_rate})
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+    optimizer = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return optimizer(groups, weight_decay=config.weight_decay, fused=True)  # one kernel for all parameters
 
 
 def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
