@@ -193,19 +193,18 @@ class CRF(nn.Module):
         Returns:
             For each sentence one tag index per token.
         """
-        transitions = self.transitions.masked_fill(~self.allowed, NEVER)
-        best = self.first.masked_fill(~self.allowed_first, NEVER) + emissions[:, 0]  # (B, K)
-        stay = torch.arange(best.shape[1], device=best.device).expand_as(best)
-        back_pointers = []
+        into = (
+            self.transitions.masked_fill(~self.allowed, NEVER).t().contiguous()
+        )  # (K, K): from tag i into tag j: [j, i]
+        best = [self.first.masked_fill(~self.allowed_first, NEVER) + emissions[:, 0]]  # (B, K) for each token
         for time in range(1, emissions.shape[1]):
-            scores, sources = (best.unsqueeze(2) + transitions).max(dim=1)
-            is_token = mask[:, time, None]
-            best = torch.where(is_token, scores + emissions[:, time], best)
-            back_pointers.append(torch.where(is_token, sources, stay))
-        tag = (best + self.last).argmax(dim=1)  # (B,)
+            scores = (best[-1].unsqueeze(1) + into).amax(dim=2) + emissions[:, time]
+            best.append(torch.where(mask[:, time, None], scores, best[-1]))
+        tag = (best[-1] + self.last).argmax(dim=1)  # (B,)
         path = [tag]
-        for sources in reversed(back_pointers):
-            tag = sources.gather(1, tag.unsqueeze(1)).squeeze(1)
+        for time in range(emissions.shape[1] - 1, 0, -1):
+            source = (best[time - 1] + into[tag]).argmax(dim=1)
+            tag = torch.where(mask[:, time], source, tag)
             path.append(tag)
         rows: list[list[int]] = torch.stack(path[::-1], dim=1).tolist()
         return [row[:length] for row, length in zip(rows, mask.sum(dim=1).tolist(), strict=True)]
