@@ -43,6 +43,17 @@ def test_the_crf_weighs_every_tag_sequence_as_enumeration_does(crf_batch):
         assert likelihoods[row].item() == pytest.approx(gold - scores.logsumexp(0).item(), abs=1e-9)
 
 
+def test_the_gradients_of_the_crf_are_finite_differences(crf_batch):
+    crf, emissions, mask, _ = crf_batch
+    tags = torch.randint(len(TAGS), (4, 4), generator=torch.Generator().manual_seed(1))
+    parameters = tuple(crf.parameters())
+
+    def likelihood(emissions: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return crf.log_likelihood(emissions, tags, mask)
+
+    assert torch.autograd.gradcheck(likelihood, (emissions.requires_grad_(), *parameters))
+
+
 def test_the_crf_decodes_the_best_allowed_sequence(crf_batch):
     crf, emissions, mask, lengths = crf_batch
     decoded = crf.decode(emissions, mask)

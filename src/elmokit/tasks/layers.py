@@ -7,6 +7,7 @@ sequence. Padding never changes a result, and a sentence without tokens has a re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +165,11 @@ class CRF(nn.Module):
         Returns:
             (B,): log p(tags | emissions); 0 for a sentence without tokens.
         """
-        return (self._score(emissions, tags, mask) - self._log_partition(emissions, mask)) * mask.any(dim=1)
+        lengths = mask.sum(dim=1).clamp(min=1)
+        log_partition: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
+            emissions, self.transitions, self.first, self.last, lengths
+        )
+        return (self._score(emissions, tags, mask) - log_partition) * mask.any(dim=1)
 
     def _score(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
         """(B,): the score of the tags."""
@@ -173,14 +178,6 @@ class CRF(nn.Module):
         transition_score = (self.transitions[tags[:, :-1], tags[:, 1:]] * weights[:, 1:]).sum(dim=1)
         last_tags = tags.gather(1, (mask.sum(dim=1, keepdim=True) - 1).clamp(min=0)).squeeze(1)
         return emission_score + transition_score + self.first[tags[:, 0]] + self.last[last_tags]
-
-    def _log_partition(self, emissions: Tensor, mask: Tensor) -> Tensor:
-        """The forward algorithm: log of the sum of exp(score) over all tag sequences."""
-        alphas = self.first + emissions[:, 0]  # (B, K)
-        for time in range(1, emissions.shape[1]):
-            following = (alphas.unsqueeze(2) + self.transitions).logsumexp(dim=1) + emissions[:, time]
-            alphas = torch.where(mask[:, time, None], following, alphas)
-        return (alphas + self.last).logsumexp(dim=1)
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor) -> list[list[int]]:
@@ -208,6 +205,45 @@ class CRF(nn.Module):
             path.append(tag)
         rows: list[list[int]] = torch.stack(path[::-1], dim=1).tolist()
         return [row[:length] for row, length in zip(rows, mask.sum(dim=1).tolist(), strict=True)]
+
+
+class _LogPartition(torch.autograd.Function):
+    """The log of the sum of exp(score) over all tag sequences, (B,).
+
+    The gradients are the probabilities of tags and of pairs of tags, by the forward-backward algorithm. Both directions
+    are computed in one pass over the tokens, the second on mirrored rows, so that the backward pass has no loop.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, emissions: Tensor, transitions: Tensor, first: Tensor, last: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """(B, T, K), (K, K), (K,), (K,), (B,) from 1 -> (B,)."""
+        lengths, places = lengths.unsqueeze(1), torch.arange(emissions.shape[1], device=emissions.device)
+        mask = places < lengths  # (B, T)
+        mirror = torch.where(mask, lengths - 1 - places, places).unsqueeze(2).expand_as(emissions)
+        steps = torch.stack([emissions, emissions.gather(1, mirror)]).unbind(dim=2)  # T of (2, B, K)
+        into = torch.stack([transitions.t(), transitions]).unsqueeze(1)  # (2, 1, K, K)
+        states = [torch.stack([first, last]).unsqueeze(1) + steps[0]]  # (2, B, K) for each token
+        for step in steps[1:]:
+            states.append((states[-1].unsqueeze(2) + into).logsumexp(dim=3) + step)
+        # (B, T, K) each: the score of all sequences that end with a tag here, and of all that begin with it here
+        until, since = torch.stack(states, dim=2)
+        since = since.gather(1, mirror)
+        total: Tensor = (first + since[:, 0]).logsumexp(dim=1)
+        ctx.save_for_backward(emissions, transitions, mask, until, since, total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        """The gradients of all but the lengths."""
+        emissions, transitions, mask, until, since, total = ctx.saved_tensors
+        since = since - total[:, None, None]
+        tags = (until + since - emissions).exp().where(mask.unsqueeze(2), 0) * gradient[:, None, None]  # (B, T, K)
+        pairs = (until[:, :-1].unsqueeze(3) + transitions + since[:, 1:].unsqueeze(2)).exp()  # (B, T-1, K, K)
+        pairs = pairs.where(mask[:, 1:, None, None], 0) * gradient[:, None, None, None]
+        is_last = mask & ~nn.functional.pad(mask[:, 1:], (0, 1))
+        return tags, pairs.sum(dim=(0, 1)), tags[:, 0].sum(dim=0), (tags * is_last.unsqueeze(2)).sum(dim=(0, 1)), None
 
 
 def bio_rules(tags: Sequence[str]) -> tuple[Tensor, Tensor]:
