@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.tagging import to_bio
@@ -42,6 +43,17 @@ def test_the_crf_weighs_every_tag_sequence_as_enumeration_does(crf_batch):
         assert likelihoods[row].item() == pytest.approx(gold - scores.logsumexp(0).item(), abs=1e-9)
 
 
+def test_the_gradients_of_the_crf_are_finite_differences(crf_batch):
+    crf, emissions, mask, _ = crf_batch
+    tags = torch.randint(len(TAGS), (4, 4), generator=torch.Generator().manual_seed(1))
+    parameters = tuple(crf.parameters())
+
+    def likelihood(emissions: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return crf.log_likelihood(emissions, tags, mask)
+
+    assert torch.autograd.gradcheck(likelihood, (emissions.requires_grad_(), *parameters))
+
+
 def test_the_crf_decodes_the_best_allowed_sequence(crf_batch):
     crf, emissions, mask, lengths = crf_batch
     decoded = crf.decode(emissions, mask)
@@ -73,6 +85,30 @@ def test_padding_changes_nothing(crf_batch):
     weights = masked_softmax(emissions[:, :, 0], mask)
     assert weights.sum(1).tolist() == pytest.approx([1, 1, 0, 1])
     assert not weights[~mask].any()
+
+
+def test_both_directions_read_what_packed_rows_give_and_have_their_gradients():
+    torch.manual_seed(3)
+    lengths = torch.tensor([4, 1, 0, 3, 6])
+    mask = torch.arange(7) < lengths.unsqueeze(1)  # one place more than the longest row
+    rnn = BiLSTM(5, 3, num_layers=2).double()
+    x = torch.randn(5, 7, 5, dtype=torch.float64)
+    x[~mask] *= 100  # what is at padding is not read
+    weights = torch.randn(5, 7, 6, dtype=torch.float64)
+
+    def packed(x: torch.Tensor) -> torch.Tensor:
+        for layer in rnn.layers:
+            rows = pack_padded_sequence(x, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+            x, _ = pad_packed_sequence(layer(rows)[0], batch_first=True, total_length=7)
+        return x * mask.unsqueeze(-1)
+
+    results = []
+    for read in (packed, lambda x: rnn(x, mask)):
+        leaf = x.clone().requires_grad_()
+        y = read(leaf)
+        results.append([y, *torch.autograd.grad((y * weights).sum(), [leaf, *rnn.parameters()])])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
 
 def test_locked_dropout_leaves_out_the_same_features_of_all_tokens_and_keeps_the_mean():

@@ -17,6 +17,7 @@ from task_examples import SENTENCES, write_examples
 
 from elmokit import files
 from elmokit.tasks import TASKS, load_task, train, trainer
+from elmokit.tasks.tagging import Tagger
 from elmokit.tasks.trainer import Snapshots
 
 
@@ -259,3 +260,17 @@ def test_a_loss_that_is_not_finite_stops_the_training(small, monkeypatch):
     monkeypatch.setattr("elmokit.tasks.tagging.Tagger.loss", lambda self, _: self.scores.weight.sum() * math.nan)
     with pytest.raises(ValueError, match=r"batch 1 of epoch 1 is nan: lower learning_rate"):
         train(small(elmo_at="none"))
+
+
+def test_the_batch_whose_loss_is_not_finite_is_named(small, monkeypatch):
+    original, num_losses, reported = Tagger.loss, 0, []
+
+    def loss(self, examples):
+        nonlocal num_losses
+        num_losses += 1
+        return original(self, examples) * (math.inf if num_losses == 3 else 1)
+
+    monkeypatch.setattr(Tagger, "loss", loss)
+    with pytest.raises(ValueError, match=r"batch 3 of epoch 1 is inf: lower learning_rate"):
+        train(small(elmo_at="none", batch_size=1), on_progress=reported.append)
+    assert [(one.epoch, one.done) for one in reported] == [(1, 1), (1, 2)]

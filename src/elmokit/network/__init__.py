@@ -12,7 +12,7 @@ devices.py      which device, and how tensors get there
 """
 
 from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, take_rows
-from elmokit.network.devices import find_device, to_device
+from elmokit.network.devices import find_device, to_device, to_host
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM, pausing
 from elmokit.network.mix import ScalarMix
@@ -35,4 +35,5 @@ __all__ = [
     "pausing",
     "take_rows",
     "to_device",
+    "to_host",
 ]

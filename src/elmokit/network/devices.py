@@ -1,9 +1,11 @@
-"""Devices: the device of a name, and copies of tensors to it.
+"""Devices: the device of a name, and copies of tensors to it and back.
 
-Input: the name of a device; tensors.  Output: a `torch.device`; tensors on it.
+Input: the name of a device; tensors.  Output: a `torch.device`; tensors on it, or on the host.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,3 +45,21 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
         # a tensor with gaps would be copied once more, to memory that is not pinned
         return values.contiguous().pin_memory().to(device, non_blocking=True)
     return values.to(device)
+
+
+def to_host(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the host, without waiting for it.
+
+    Returns:
+        A function that waits for the copy, but not for what the GPU computes after it, and returns the copy.
+    """
+    if not values.is_cuda:
+        return lambda: values
+    copy = values.to("cpu", non_blocking=True)  # in pinned memory
+    done = torch.cuda.current_stream(values.device).record_event()
+
+    def wait() -> Tensor:
+        done.synchronize()
+        return copy
+
+    return wait

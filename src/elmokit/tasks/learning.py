@@ -12,7 +12,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.model import ELMo
+from elmokit.network import to_host
 from elmokit.storage.snapshots import Snapshot, Snapshots
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.task import HasLoss, HasSums
@@ -42,7 +43,7 @@ POOLED_BATCHES = 50  # batches that are sorted by length together: little paddin
 DECAY_EPOCHS = 2  # epochs without a better dev score until the learning rate is lowered
 EXAMPLES_AT_ONCE = 4096  # of a network that is computed from a sum, between two checkpoints
 
-E = TypeVar("E")  # an example of a task
+E = TypeVar("E")  # an example of a task, or any item
 
 
 @dataclass(frozen=True)
@@ -175,25 +176,30 @@ class Epochs:
 
     def _update(self, batches: Sequence[Sequence[Any]]) -> float:
         """Update the weights on each batch, and return the mean loss."""
-        config, network = self.config, self.trained.network
-        assert isinstance(network, HasLoss)
         self.module.train()
         total = 0.0
-        for number, batch in enumerate(batches, start=1):
-            loss = network.loss(batch)
-            if config.mix_l2:
-                loss = loss + config.mix_l2 * network.inputs.mix_l2()
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm)
-            self.optimizer.step()
-            total += loss.item()
+        for number, read_loss in enumerate(_one_behind(map(self._step, batches)), start=1):
+            loss = float(read_loss())
+            total += loss
             if not math.isfinite(total):
                 where = f"batch {number} of epoch {self.epoch}"
-                raise ValueError(f"{self.out}: the loss of {where} is {loss.item()}: lower learning_rate")
+                raise ValueError(f"{self.out}: the loss of {where} is {loss}: lower learning_rate")
             if number < len(batches):
                 self.learning.report(Progress("epoch", number, len(batches), self.epoch, total / number))
         return total / len(batches)
+
+    def _step(self, batch: Sequence[Any]) -> Callable[[], Tensor]:
+        """Update the weights on a batch, and return a function that waits for its loss."""
+        config, network = self.config, self.trained.network
+        assert isinstance(network, HasLoss)
+        loss = network.loss(batch)
+        if config.mix_l2:
+            loss = loss + config.mix_l2 * network.inputs.mix_l2()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm)
+        self.optimizer.step()
+        return to_host(loss.detach())
 
     # ---- stop and resume ----
 
@@ -249,6 +255,15 @@ class Epochs:
         load_weights(self.trained.network, self.out / WEIGHTS_FILE)
 
 
+def _one_behind(items: Iterable[E]) -> Iterator[E]:
+    """Each item after the next one was made: the host prepares an update while a GPU computes the one before."""
+    waiting: list[E] = []
+    for item in items:
+        yield from waiting
+        waiting = [item]
+    yield from waiting
+
+
 def _shuffled_batches(
     examples: Sequence[E], size: Callable[[E], int], batch_size: int, seed: tuple[int, int]
 ) -> list[list[E]]:
@@ -275,9 +290,8 @@ def _optimizer(config: TaskConfig, module: nn.Module) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": task, "lr": config.learning_rate}]
     if bilm:
         groups.append({"params": bilm, "lr": config.tune_learning_rate})
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+    optimizer = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return optimizer(groups, weight_decay=config.weight_decay, fused=True)  # one kernel for all parameters
 
 
 def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,13 +24,12 @@ from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Embedded, Inputs
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
 from elmokit.tasks.settings import TaskConfig
-from elmokit.tasks.tagging import spans_of
+from elmokit.tasks.tagging import NO_TAG, spans_of, tag_rows
 from elmokit.tasks.texts import read_tokens
 from elmokit.text import TREEBANK, Tokenizer
 
 INDICATOR_DIM = 50  # width of the mark of the predicate
 FINDER_DIM = 64  # units per direction of the tagger that finds predicates
-NO_TAG = -100  # the target of padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +151,15 @@ class RoleTagger(nn.Module):
         embedded = self.inputs([example.tokens for example in examples])
         predicates = [example.predicates or [] for example in examples]
         emissions, mask = self._emissions(embedded, predicates)
-        targets = torch.full(mask.shape, NO_TAG)
-        for row, tags in zip(targets, (tags for example in examples for tags in example.tags), strict=True):
-            row[: len(tags)] = torch.tensor([self.rows[tag] for tag in tags])
+        targets = tag_rows(self.rows, [tags for example in examples for tags in example.tags], mask.shape[1])
         targets = to_device(targets, emissions.device)
         tag_loss = nn.functional.cross_entropy(
             emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG, reduction="sum"
         )
         is_predicate = torch.zeros(embedded.mask.shape)
-        for row, places in zip(is_predicate, predicates, strict=True):
-            row[places] = 1
+        marks = [(row, place) for row, places in enumerate(predicates) for place in places]
+        if marks:
+            is_predicate[torch.tensor(marks).unbind(dim=1)] = 1
         predicate_loss = nn.functional.binary_cross_entropy_with_logits(
             self._find(embedded), to_device(is_predicate, emissions.device), weight=embedded.mask, reduction="sum"
         )

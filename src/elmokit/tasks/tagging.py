@@ -59,9 +59,7 @@ class Tagger(nn.Module):
     def loss(self, examples: Sequence[TaggedSentence]) -> Tensor:
         """The mean negative log-likelihood of the tags: per sentence with a CRF, per token without."""
         emissions, embedded = self._emissions(examples)
-        targets = torch.full(embedded.mask.shape, NO_TAG)
-        for row, example in zip(targets, examples, strict=True):
-            row[: len(example.tags)] = torch.tensor([self.rows[tag] for tag in example.tags])
+        targets = tag_rows(self.rows, [example.tags for example in examples], emissions.shape[1])
         targets = to_device(targets, emissions.device)
         if self.crf is None:
             return nn.functional.cross_entropy(emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG)
@@ -139,6 +137,21 @@ class Tagging:
                 for label, start, end in spans_of(prediction)
             ]
         return result
+
+
+def tag_rows(rows: Mapping[str, int], sequences: Sequence[Sequence[str]], num_tokens: int) -> Tensor:
+    """The indices of tags, one row per sequence.
+
+    Args:
+        rows: The index of each tag.
+        sequences: N sequences of at most T tags.
+        num_tokens: T.
+
+    Returns:
+        (N, T), on the host; NO_TAG at padding.
+    """
+    padded = [[*map(rows.__getitem__, tags), *[NO_TAG] * (num_tokens - len(tags))] for tags in sequences]
+    return torch.tensor(padded, dtype=torch.long).view(len(sequences), num_tokens)
 
 
 def to_bio(tags: Sequence[str]) -> list[str]:

@@ -37,6 +37,7 @@ from elmokit.text import as_list
 FORMAT = "elmokit task 1"
 CONFIG_FILE, WEIGHTS_FILE, BILM_FOLDER = "config.json", "model.safetensors", "bilm"
 NUM_MIXES = {"none": 0, "input": 1, "both": 2}
+GPU_BATCHES = 4  # batches of the training's size that a GPU predicts together: its time is that of the launches
 
 # Names of weights in files where they differ from those of the network: version 0.1 kept the mixes beside the biLM.
 NAME_IN_NETWORK, NAME_IN_FILE = "inputs.elmo.mixes.", "inputs.mixes."
@@ -109,8 +110,9 @@ class TrainedTask:
         self.network.eval()
         order = sorted(range(len(examples)), key=lambda place: self.size(examples[place]))
         predictions: list[Any] = [None] * len(order)
-        for begin in range(0, len(order), self.config.batch_size):
-            places = order[begin : begin + self.config.batch_size]
+        at_once = self.config.batch_size * (GPU_BATCHES if self.network.inputs.device.type == "cuda" else 1)
+        for begin in range(0, len(order), at_once):
+            places = order[begin : begin + at_once]
             batch = self.network.predict([examples[place] for place in places])
             for place, prediction in zip(places, batch, strict=True):
                 predictions[place] = prediction
