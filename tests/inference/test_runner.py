@@ -7,7 +7,7 @@ import torch
 from elmokit import ELMo
 from elmokit.config import BiLMConfig
 from elmokit.inference.batches import STEP_ROWS, Batch, plan
-from elmokit.inference.rows import packed_places, split_copies
+from elmokit.inference.rows import packed_copies
 from elmokit.inference.weights_watch import Look, WeightsWatch
 from elmokit.inference.word_cache import WordCache
 from elmokit.network import BiLM
@@ -87,17 +87,16 @@ def test_a_batch_ends_where_two_batches_take_less_time():
 @pytest.mark.parametrize("shape", [(4,), (2, 5), (3, 9, 4)], ids=str)
 def test_a_batch_packed_and_split_is_each_sentence_without_padding(shape):
     """The path of a GPU, in its parts: the order of the packed tokens, and memory of its own for each sentence."""
-    lengths = [3, 0, 5, 1]
+    lengths = [5, 3, 3, 1, 3, 0]
     rows = torch.randn(*shape[:-1], len(lengths), 6, shape[-1])
-    flat = rows.transpose(-3, -2).flatten(-3, -2)
-    parts = split_copies(flat.index_select(-2, torch.from_numpy(packed_places(lengths))), lengths)
+    parts = packed_copies(rows, lengths)
     for number, (part, length) in enumerate(zip(parts, lengths, strict=True)):
         assert torch.equal(part, rows[..., number, :length, :])
         assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
 
 
 def test_no_sentence_of_a_batch_has_a_token():
-    assert [tuple(part.shape) for part in split_copies(torch.zeros(3, 0, 4), [0, 0])] == [(3, 0, 4)] * 2
+    assert [tuple(part.shape) for part in packed_copies(torch.zeros(3, 2, 0, 4), [0, 0])] == [(3, 0, 4)] * 2
 
 
 @pytest.mark.parametrize("what", ["counted", "hidden", "hidden, with gaps", "NaN", "replaced"])

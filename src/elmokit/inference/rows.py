@@ -6,7 +6,9 @@ vectors of the complete batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +30,23 @@ def tensors_of(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """
     if not rows.is_cuda or len(lengths) == 1:
         return [row.narrow(-2, 0, length).clone() for row, length in _by_sentence(rows, lengths)]
-    # two kernels for all sentences: one per sentence would take longer to launch than the network to run
-    places = to_device(torch.from_numpy(packed_places(lengths)), rows.device)
-    time_first = rows.transpose(-3, -2).flatten(-3, -2)  # (…, T B, 2P), for the layers of an LSTM without a copy
-    return split_copies(time_first.index_select(-2, places), lengths)
+    return packed_copies(rows, lengths)
 
 
-def split_copies(packed: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Parts of the last dimension but one, each in memory of its own.
-
-    Args:
-        packed: (…, sum of lengths, 2P), contiguous.
-        lengths: Of each part.
-    """
-    *outer, _, width = packed.shape
-    parts = [packed.new_empty((*outer, length, width)) for length in lengths]
-    if packed.numel():
-        torch.split_with_sizes_copy(packed, list(lengths), dim=packed.ndim - 2, out=parts)
-    return parts
+def packed_copies(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """As `tensors_of`, by few kernels: to launch one per sentence takes longer than to run the network."""
+    *outer, _, _, width = rows.shape
+    num_layers = math.prod(outer)
+    time_first = rows.transpose(-3, -2).reshape(-1, width)  # (… T B, 2P), for the layers of an LSTM without a copy
+    places = to_device(torch.from_numpy(packed_places(lengths, num_layers, rows.shape[-2])), rows.device)
+    packed = time_first.index_select(0, places)  # one sentence after the other, each (…, its number of tokens, 2P)
+    views: list[Tensor] = []
+    for length, same in groupby(lengths):
+        count = sum(1 for _ in same)
+        begin, packed = packed[: count * num_layers * length], packed[count * num_layers * length :]
+        views.extend(begin.view(count, *outer, length, width).unbind())
+    # each in memory of its own: allocated from Python, they would take as long as the network
+    return list(torch._foreach_mul(views, 1))
 
 
 def arrays_of(rows: Tensor, lengths: Sequence[int]) -> list[npt.NDArray[np.floating]]:
@@ -58,9 +59,11 @@ def _by_sentence(rows: Tensor, lengths: Sequence[int]) -> zip[tuple[Tensor, int]
     return zip(rows.unbind(-3), lengths, strict=True)
 
 
-def packed_places(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Where the tokens of one sentence after the other are, if those of all sentences are laid out time first."""
+def packed_places(lengths: Sequence[int], num_layers: int, num_steps: int) -> npt.NDArray[np.int64]:
+    """Where the tokens of each sentence are, layer after layer, in rows laid out as (num_layers, num_steps, B)."""
     sizes = np.array(lengths, np.int64)
-    row = np.arange(len(sizes)).repeat(sizes)
-    time = np.arange(len(row)) - (sizes.cumsum() - sizes).repeat(sizes)
-    return time * len(sizes) + row
+    row = np.arange(len(sizes)).repeat(num_layers * sizes)
+    ends = (num_layers * sizes).cumsum()
+    number = np.arange(len(row)) - (ends - num_layers * sizes).repeat(num_layers * sizes)  # in its sentence
+    layer, time = np.divmod(number, sizes.repeat(num_layers * sizes))
+    return (layer * num_steps + time) * len(sizes) + row

@@ -104,8 +104,11 @@ class SpanRanker(nn.Module):
         is_span = place.unsqueeze(1) + width < tokens.sentence_end.unsqueeze(2)  # (D, N, W)
 
         flat = mentions.masked_fill(~is_span, NEVER).flatten(1)  # (D, N * W)
-        limit = (tokens.mask.sum(dim=1, keepdim=True) * SPANS_PER_TOKEN).ceil()  # (D, 1)
+        limit = (
+            torch.tensor([[sum(map(len, one))] for one in sentences]) * SPANS_PER_TOKEN
+        ).ceil()  # (D, 1), on the host
         best = flat.topk(max(1, int(limit.max())), dim=1).indices  # (D, K)
+        limit = to_device(limit, device)
         is_kept = (torch.arange(best.shape[1], device=device) < limit) & is_span.flatten(1).gather(1, best)
         kept = best.masked_fill(~is_kept, flat.shape[1]).sort(dim=1).values  # in the order of the text, padding last
         mask = kept < flat.shape[1]

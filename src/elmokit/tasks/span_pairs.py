@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.network import to_device
-from elmokit.tasks.inputs import Embedded, Inputs, lay_out
+from elmokit.tasks.inputs import Embedded, Inputs
 from elmokit.tasks.layers import NEVER, BiLSTM, masked_softmax
 
 MAX_WIDTH = 12  # tokens of a span: 98.7 % of LitBank's mentions
@@ -31,7 +31,7 @@ Sentences = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The tokens of documents, with what each adds to the vectors of spans."""
+    """The tokens of documents, with what each adds to the vectors of spans; any values at padding."""
 
     start: Tensor
     """(D, N, G): what a token adds to the spans that it begins."""
@@ -80,20 +80,20 @@ class SpanEncoder(nn.Module):
         device = embedded.x.device
         lengths = torch.tensor([sum(map(len, sentences)) for sentences in documents])
         mask = torch.arange(max(1, int(lengths.max()))) < lengths.unsqueeze(1)  # (D, N)
-        sentence_end = torch.zeros(mask.shape, dtype=torch.long)
         sizes = [torch.tensor([len(tokens) for tokens in sentences], dtype=torch.long) for sentences in documents]
+        sentence_end, place = torch.zeros(2, *mask.shape, dtype=torch.long)  # place: in the rows of all sentences
         sentence_end[mask] = torch.cat([size.cumsum(0).repeat_interleave(size) for size in sizes])
-
-        def by_document(values: Tensor) -> Tensor:
-            """(sentences, T, G) -> (D, N, G)."""
-            return lay_out(values[embedded.mask], mask)
+        is_token = torch.arange(embedded.mask.shape[1]) < torch.cat(sizes).unsqueeze(1)
+        place[mask] = is_token.flatten().nonzero().squeeze(1)  # on the host: a GPU would be waited for
+        place = to_device(place, device)
 
         encoded = torch.cat([self.rnn(embedded.x, embedded.mask), embedded.output], dim=-1)
+        encoded, x = encoded.flatten(0, 1)[place], embedded.x.flatten(0, 1)[place]  # (D, N, …), any values at padding
         return DocumentTokens(
-            start=by_document(self.start(encoded)),
-            end=by_document(self.end(encoded)),
-            word=by_document(self.word(embedded.x)),
-            attention=by_document(self.attention(encoded)).squeeze(-1),
+            start=self.start(encoded),
+            end=self.end(encoded),
+            word=self.word(x),
+            attention=self.attention(encoded).squeeze(-1),
             mask=to_device(mask, device),
             sentence_end=to_device(sentence_end, device),
         )
