@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import shutil
 import subprocess
@@ -17,7 +18,11 @@ from elmokit.kernels.cpu import native
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 ROOT = Path(__file__).resolve().parents[2]
-HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang"))) and sys.platform != "win32"
+HAS_COMPILER = (
+    any(map(shutil.which, ("cc", "gcc", "clang")))
+    and sys.platform != "win32"
+    and os.environ.get("ELMOKIT_NATIVE") != "0"
+)
 CLIPS = [(None, None), (0.5, 0.4)]
 # no width is a multiple of a register, or all are
 SIZES = [(9, 1, 17, 33), (6, 2, 5, 3), (8, 3, 64, 16), (5, 11, 65, 31), (4, 1, 128, 512), (1, 1, 1, 1)]
@@ -26,7 +31,7 @@ SIZES = [(9, 1, 17, 33), (6, 2, 5, 3), (8, 3, 64, 16), (5, 11, 65, 31), (4, 1, 1
 @pytest.fixture
 def library():
     if native.library() is None:
-        pytest.skip("the LSTM steps are not compiled, and there is no C compiler" if not HAS_COMPILER else "not loaded")
+        pytest.skip("the LSTM steps are not compiled: there is no C compiler, or ELMOKIT_NATIVE is 0")
     return native.library()
 
 
@@ -75,7 +80,7 @@ def assert_close(ours, theirs, *, atol=1e-5):
         torch.testing.assert_close(mine.double(), oracle.double(), atol=atol, rtol=0)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler, or ELMOKIT_NATIVE is 0")
 def test_where_there_is_a_compiler_the_steps_are_compiled():
     assert native.library() is not None, "compile them with: python hatch_build.py"
 
@@ -253,7 +258,7 @@ def build(monkeypatch, tmp_path):
     return module
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler, or ELMOKIT_NATIVE is 0")
 def test_a_build_compiles_the_source_without_a_warning(build, reloaded, monkeypatch):
     monkeypatch.setattr(
         build, "FLAGS", [flag for flag in build.FLAGS if flag != "-w"] + ["-Wall", "-Wextra", "-Werror"]
@@ -265,7 +270,7 @@ def test_a_build_compiles_the_source_without_a_warning(build, reloaded, monkeypa
     assert reloaded() is not None
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler, or ELMOKIT_NATIVE is 0")
 @pytest.mark.parametrize("highest", [256, 128])
 def test_processors_with_narrower_registers_compute_the_same_row(build, reloaded, monkeypatch, highest):
     monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, f"-DHIGHEST={highest}"])
