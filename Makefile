@@ -5,8 +5,8 @@ BIN := .venv/bin
 
 .PHONY: test demo lint types unit browser flair site release torture clean
 
-# constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes
-.venv/installed: pyproject.toml constraints.txt
+# constraints.txt pins torch to a build without CUDA: an unpinned torch pulls gigabytes. hatch_build.py compiles the LSTM steps
+.venv/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard src/elmokit/kernels/cpu/csrc/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
@@ -43,11 +43,13 @@ site: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	test ! -d node_modules/onnxruntime-web || $(BIN)/elmokit export --web site/try --overwrite
 
-# wheel and sdist in dist/, checked: contents, metadata, and README's first session in a new environment
+# sdist and wheels in dist/, one for this platform and one for those without a compiled library; checked: contents, metadata,
+# and README's first session in a new environment
 release: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	ELMOKIT_NATIVE=1 $(BIN)/python -m build --no-isolation --outdir dist
+	ELMOKIT_NATIVE=0 $(BIN)/python -m build --no-isolation --wheel --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/release/check_release.py dist
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from elmokit import kernels
 from elmokit.kernels import cpu, eager
-from elmokit.kernels.cpu import int8, one_row, packed
+from elmokit.kernels.cpu import int8, native, one_row, packed
 from elmokit.kernels.cpu import steps as forward_pass
+from elmokit.kernels.cpu import threads as cpu_threads
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 CLIPS = [(None, None), (0.5, 0.4), (0.5, None), (None, 0.4)]
@@ -28,6 +30,13 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "PyTorch"])
+def library(request, monkeypatch):
+    """With the steps in C, where they are compiled, and without them."""
+    if not request.param:
+        monkeypatch.setattr(native, "library", lambda: None)
 
 
 def a_layer(*, steps, rows, width, cells, seed=0):
@@ -58,7 +67,7 @@ def assert_same(ours, theirs, *, atol=1e-5):
     ("steps", "rows", "width", "cells"),
     [(7, 5, 12, 20), (1, 1, 1, 1), (9, 1, 17, 33), (40, 13, 7, 11), (3, 150, 8, 16), (0, 3, 4, 5), (4, 0, 4, 5)],
 )
-def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip, proj_clip, threads):
+def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip, proj_clip, threads, library):
     inputs, ragged, weights, state = a_layer(steps=steps, rows=rows, width=width, cells=cells)
     for lengths in (ragged, torch.full((2, rows), steps), torch.zeros(2, rows, dtype=torch.long)):
         clips = {"cell_clip": cell_clip, "proj_clip": proj_clip}
@@ -69,7 +78,7 @@ def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip
             assert_same(cpu.lstm(inputs, lengths, weights, state, **clips), theirs)
 
 
-def test_the_published_small_size_gives_what_eager_gives(threads):
+def test_the_published_small_size_gives_what_eager_gives(threads, library):
     inputs, lengths, weights, state = a_layer(steps=6, rows=9, width=128, cells=1024)
     with torch.no_grad():
         ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
@@ -78,19 +87,20 @@ def test_the_published_small_size_gives_what_eager_gives(threads):
 
 def test_without_packed_layouts_plain_products_give_the_same(monkeypatch):
     monkeypatch.setattr(packed, "can_block", lambda: False)
+    monkeypatch.setattr(native, "library", lambda: None)
     inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=9)
     ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
 
 
-def test_inputs_and_state_are_left_as_they_were(threads):
+def test_inputs_and_state_are_left_as_they_were(threads, library):
     inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
     before = [tensor.clone() for tensor in (inputs, lengths, *weights, *state)]
     cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     assert all(torch.equal(a, b) for a, b in zip(before, (inputs, lengths, *weights, *state), strict=True))
 
 
-def test_inputs_may_be_one_tensor_expanded_to_both_directions(threads):
+def test_inputs_may_be_one_tensor_expanded_to_both_directions(threads, library):
     inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
     inputs = inputs[0].expand(2, -1, -1, -1)
     with torch.no_grad():
@@ -184,7 +194,7 @@ def change_under_inference_mode(weight):
     ],
 )
 @pytest.mark.parametrize("field", ["input", "recurrent", "bias", "projection"])
-def test_a_changed_weight_is_never_served_stale(field, change):
+def test_a_changed_weight_is_never_served_stale(field, change, library):
     inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=24, cells=40)
     weights = LSTMWeights(*(torch.nn.Parameter(weight) for weight in weights))
     with torch.no_grad():
@@ -198,7 +208,7 @@ def test_a_changed_weight_is_never_served_stale(field, change):
 
 
 @pytest.mark.parametrize("field", ["input", "recurrent", "projection"])
-def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field):
+def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field, library):
     inputs, lengths, weights, state = a_layer(steps=2, rows=3, width=64, cells=256)
     for rows, columns in (
         (slice(None), slice(1, None, 2)),
@@ -212,7 +222,7 @@ def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field):
             assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
 
 
-def test_weights_made_in_inference_mode_are_packed_and_watched_too():
+def test_weights_made_in_inference_mode_are_packed_and_watched_too(library):
     with torch.inference_mode():
         inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
         for _ in range(2):
@@ -237,7 +247,7 @@ def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
 # ---- threads
 
 
-def test_concurrent_callers_get_what_each_would_get_alone(threads):
+def test_concurrent_callers_get_what_each_would_get_alone(threads, library):
     layers = [a_layer(steps=6, rows=5 + k, width=32, cells=48, seed=k) for k in range(4)]
 
     def run(layer):
@@ -265,6 +275,27 @@ def test_thread_counts_of_the_caller_and_of_new_threads_stay_as_they_were():
             assert (torch.get_num_threads(), seen) == (count, [count])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads to CPUs")
+def test_the_directions_have_different_cpus_and_the_caller_keeps_its_own(monkeypatch):
+    own, seen = os.sched_getaffinity(0), {}
+    if len(own) < 2:
+        pytest.skip("there is one CPU")
+
+    def run(d):
+        seen[d] = os.sched_getaffinity(0)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr(cpu_threads, "FEW_CPUS", len(own))
+        cpu.in_parallel(run, 2)
+    finally:
+        torch.set_num_threads(before)
+    assert seen[0] | seen[1] == own
+    assert not seen[0] & seen[1]
+    assert os.sched_getaffinity(0) == own
 
 
 def test_an_error_in_one_direction_reaches_the_caller(threads):
@@ -296,7 +327,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 # ---- int8
 
 
-def test_int8_products_stay_close_to_float_ones_token_by_token(threads):
+def test_int8_products_stay_close_to_float_ones_token_by_token(threads, library):
     inputs, lengths, weights, state = a_layer(steps=8, rows=6, width=128, cells=256)
     with torch.no_grad():
         theirs, _ = eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
@@ -309,7 +340,7 @@ def test_int8_products_stay_close_to_float_ones_token_by_token(threads):
     assert not ours[~active].any()
 
 
-def test_an_int8_product_is_off_by_no_more_than_its_rounding():
+def test_an_int8_product_is_off_by_no_more_than_its_rounding(library):
     weight, rows = torch.randn(50, 30), torch.randn(7, 50)
     matrix = cpu.quantize_matrix(weight)
     # each factor is off by at most half a step
@@ -324,7 +355,7 @@ def test_an_int8_product_is_off_by_no_more_than_its_rounding():
     torch.testing.assert_close(matrix.product(rows, plus=plus.clone()), matrix.product(rows) + plus)
 
 
-def test_an_int8_sentence_is_the_same_alone_and_in_any_batch():
+def test_an_int8_sentence_is_the_same_alone_and_in_any_batch(library):
     inputs, _, weights, state = a_layer(steps=6, rows=5, width=16, cells=24)
     quantized, lengths = cpu.quantize(weights), torch.full((2, 5), 6)
     together, _ = cpu.lstm(inputs, lengths, quantized, state, cell_clip=3.0, proj_clip=3.0)
@@ -343,6 +374,7 @@ def test_one_sentence_runs_in_torchscript_and_without_it_gives_the_same(monkeypa
     inputs, _, float_weights, state = a_layer(steps=7, rows=1, width=16, cells=24)
     weights = cpu.quantize(float_weights) if is_int8 else float_weights
     lengths = torch.full((2, 1), 7)
+    monkeypatch.setattr(native, "library", lambda: None)
     with torch.no_grad():
         scripted = cpu.lstm(inputs, lengths, weights, state, cell_clip=clip, proj_clip=clip)
         monkeypatch.setattr(forward_pass, "in_torchscript", lambda function: function)
@@ -366,7 +398,7 @@ def test_a_function_that_torchscript_does_not_compile_runs_as_python():
     assert one_row.in_torchscript(not_in_torchscript)(1, b=2) == {"b": 2, "values": (1,)}
 
 
-def test_zeros_quantize_to_zeros():
+def test_zeros_quantize_to_zeros(library):
     matrix = cpu.quantize_matrix(torch.zeros(4, 3))
     assert not matrix.product(torch.zeros(2, 4)).any()
 
@@ -447,7 +479,7 @@ def test_the_engine_takes_float32_on_cpu_and_leaves_everything_else_to_eager():
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 64, 65, 200])
-def test_a_packed_linear_layer_gives_the_products_of_torch(num_rows):
+def test_a_packed_linear_layer_gives_the_products_of_torch(num_rows, library):
     torch.manual_seed(num_rows)
     rows, weight, bias = torch.randn(num_rows, 24), torch.randn(40, 24), torch.randn(40)
     expected = torch.nn.functional.linear(rows.double(), weight.double(), bias.double())
@@ -455,14 +487,14 @@ def test_a_packed_linear_layer_gives_the_products_of_torch(num_rows):
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 31, 64, 65])
-def test_a_row_of_a_packed_linear_layer_has_the_same_product_among_any_others(num_rows):
+def test_a_row_of_a_packed_linear_layer_has_the_same_product_among_any_others(num_rows, library):
     torch.manual_seed(num_rows)
     rows, weight, bias = torch.randn(200, 96), torch.randn(80, 96), torch.randn(80)
     together = kernels.linear(rows, weight, bias)
     torch.testing.assert_close(kernels.linear(rows[-num_rows:], weight, bias), together[-num_rows:], rtol=0, atol=0)
 
 
-def test_a_changed_weight_of_a_linear_layer_is_packed_again():
+def test_a_changed_weight_of_a_linear_layer_is_packed_again(library):
     rows, weight, bias = torch.randn(3, 24), torch.nn.Parameter(torch.randn(40, 24)), torch.zeros(40)
     with torch.no_grad():
         before = kernels.linear(rows, weight, bias)

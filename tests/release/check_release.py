@@ -1,10 +1,12 @@
-"""Check the wheel and the sdist of a release: `python tests/release/check_release.py dist`, as `make release` does.
+"""Check the wheels and the sdist of a release: `python tests/release/check_release.py dist`, as `make release` does.
 
-Both hold every file that they should, the metadata has the version of the package and no relative link, and the wheel,
+There is one wheel for every machine and one for the platform, which has the compiled LSTM steps.  They and the sdist
+hold every file that they should, the metadata has the version of the package and no relative link, and each wheel,
 installed into a new environment outside of the checkout, runs the first Python session of README.md in an empty folder
 and the Chinese model.
 """
 
+import platform
 import re
 import subprocess
 import sys
@@ -16,6 +18,11 @@ from email import message_from_bytes
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "elmokit/kernels/cpu/csrc/libsteps.so"
+OLDEST_GLIBC = (2, 17)  # of manylinux_2_17
+IS_COMPILED = (
+    "from elmokit.kernels.cpu import native; assert (native.library() is not None) is {}, 'compiled steps: expected {}'"
+)
 RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)")
 
 
@@ -39,6 +46,11 @@ def package_version() -> str:
     return found[1]
 
 
+def is_compiled(wheel: Path) -> bool:
+    """Whether a wheel is for one platform, with the compiled LSTM steps."""
+    return not wheel.name.endswith("-any.whl")
+
+
 def check_wheel(path: Path) -> None:
     """Every file of the package, with recipes, models and the explorer's page, and metadata that PyPI can show."""
     with zipfile.ZipFile(path) as archive:
@@ -50,6 +62,12 @@ def check_wheel(path: Path) -> None:
     assert not missing, f"{path.name} lacks {sorted(missing)}"
     strangers = {name for name in names if not name.startswith(("elmokit/", f"elmokit-{package_version()}.dist-info/"))}
     assert not strangers, f"{path.name} has {sorted(strangers)}"
+    assert (LIBRARY in names) is is_compiled(path), f"{path.name}: {LIBRARY} does not belong to its tag"
+    if "manylinux_2_17" in path.name:
+        with zipfile.ZipFile(path) as archive:
+            versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", archive.read(LIBRARY))
+        newest = max((int(major), int(minor)) for major, minor in versions)
+        assert newest <= OLDEST_GLIBC, f"{path.name}: {LIBRARY} needs glibc {newest}"
     assert metadata["Version"] == package_version()
     readme = str(metadata.get_payload())
     assert readme.startswith("# elmokit")
@@ -60,7 +78,9 @@ def check_sdist(path: Path) -> None:
     """Every file of the folders and documents that it includes."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = tracked_files("src", "tests", "docs", "benchmarks", "examples", "*.md", "Makefile", "constraints*.txt")
+    wanted = tracked_files(
+        "src", "tests", "docs", "benchmarks", "examples", "*.md", "Makefile", "hatch_build.py", "constraints*.txt"
+    )
     missing = {*wanted, "pyproject.toml", "CITATION.cff", "LICENSE"} - names
     assert not missing, f"{path.name} lacks {sorted(missing)}"
 
@@ -79,6 +99,7 @@ def run_first_session(wheel: Path) -> None:
         for command in (
             [*install, "-c", str(ROOT / "constraints.txt"), str(wheel.resolve())],
             ["-m", "pip", "check"],
+            ["-c", IS_COMPILED.format(is_compiled(wheel), is_compiled(wheel))],
             ["-m", "doctest", "-o", "ELLIPSIS", "first_session.txt"],
             ["-m", "elmokit", "similar", "--word", "bank", "The bank lent money .", "He sat by the bank ."],
             ["-m", "elmokit", "substitutes", "--model", "zh", "他把钱存在[银行]里。"],
@@ -89,11 +110,14 @@ def run_first_session(wheel: Path) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    wheel, sdist = only_file(folder, "*.whl"), only_file(folder, "*.tar.gz")
-    check_wheel(wheel)
+    wheels = [only_file(folder, "*-any.whl"), only_file(folder, f"*_{platform.machine()}.whl")]
+    sdist = only_file(folder, "*.tar.gz")
+    for wheel in wheels:
+        check_wheel(wheel)
     check_sdist(sdist)
-    run_first_session(wheel)
-    print(f"{wheel.name}, {sdist.name}: ready to upload")
+    for wheel in wheels:
+        run_first_session(wheel)
+    print(f"{', '.join(path.name for path in (*wheels, sdist))}: ready to upload")
 
 
 if __name__ == "__main__":

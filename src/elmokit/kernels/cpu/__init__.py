@@ -4,20 +4,23 @@ Input: the tensors of one layer (see `interface`), or their int8 form from `quan
 Output: the results of `eager` within 1e-5, and the same gradients.
 
 rows.py      active rows of each step
-steps.py     forward pass
-one_row.py   forward pass of one sentence
+steps.py     forward pass: by native, or in PyTorch
+native.py    products and all steps of a direction in C (csrc/), where a compiler was there
+one_row.py   forward pass of one sentence in TorchScript
 backward.py  forward pass with saved activations, backward pass
-packed.py    float32 weights in oneDNN's layout
+packed.py    float32 weights in the layouts of native and oneDNN
 int8.py      int8 weights
 threads.py   both directions at the same time
 
 What makes it fast, the largest gain first:
-- Weights are packed once into oneDNN's blocked layout: a product of 32 rows reads 67 MB of weights twice as fast.
+- All steps of a direction are one call of C, without Python and PyTorch between them; a step computes the gates of 16
+  cells where their products are, in registers.
+- Weights are packed once, in the order in which they are read. Those that are integers of 8 bits stay so.
 - Inputs of many steps are multiplied at once, 128 rows or a little more at a time, so that the gates stay in the cache.
 - Rows are sorted by length: the active rows of a step are a prefix, and only they are computed.
-- tanh is computed as a sigmoid, which is six times faster in PyTorch.
 - The two directions run in two threads with half of the cores each, and never wait for each other.
-- The steps of one sentence run in TorchScript: the directions do not wait for each other's Python.
+- Without the library, products are oneDNN's, tanh is a sigmoid, which is six times faster in PyTorch, and the steps of
+  one sentence run in TorchScript: the directions do not wait for each other's Python.
 - In training, all weight gradients are large products after the loop.
 """
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from elmokit.kernels.cpu import native
+from elmokit.kernels.cpu.native import NativeMatrix
 from elmokit.kernels.cpu.one_row import int8_product
 from elmokit.kernels.interface import LSTMWeights
 
@@ -28,13 +30,20 @@ class Int8Matrix(NamedTuple):
     by_rows: Tensor  # (K, N) int8: the fastest layout for many rows; float32 where int8 products are not exact
     by_columns: Tensor  # (K, N), the same values, column after column: the fastest layout for one row
     scales: Tensor  # (N,)
+    in_blocks: NativeMatrix | None  # for `native`; of a recurrent weight in blocks of gates
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """See `steps.Matrix`."""
+        if plus is None and (packed := self.for_native()) is not None:
+            return native.product(rows, packed, bias)
         sums = int8_product(rows, self.by_columns if rows.size(0) == 1 else self.by_rows)  # (n, N)
         if plus is not None:
             return plus.addcmul_(sums, self.scales)
         return sums.mul_(self.scales) if bias is None else torch.addcmul(bias, sums, self.scales)
+
+    def for_native(self) -> NativeMatrix | None:
+        """The weight for `native`, if that computes int8 products: then all, so that a row's does not depend on n."""
+        return self.in_blocks if native.is_wide() else None
 
 
 class Int8Weights(NamedTuple):
@@ -59,15 +68,22 @@ def quantize(weights: LSTMWeights) -> Int8Weights:
         ValueError: int8 products crash on this CPU.
     """
 
-    def matrices(weight: Tensor) -> tuple[Int8Matrix, ...]:
-        return tuple(quantize_matrix(matrix) for matrix in weight)
+    def matrices(weight: Tensor, *, of_gates: bool = False) -> tuple[Int8Matrix, ...]:
+        return tuple(quantize_matrix(matrix, of_gates=of_gates) for matrix in weight)
 
     bias = weights.bias.detach().clone()
-    return Int8Weights(matrices(weights.input), matrices(weights.recurrent), bias, matrices(weights.projection))
+    return Int8Weights(
+        matrices(weights.input), matrices(weights.recurrent, of_gates=True), bias, matrices(weights.projection)
+    )
 
 
-def quantize_matrix(weight: Tensor) -> Int8Matrix:
-    """Round a float weight (K, N) to int8, symmetrically, with one scale per column."""
+def quantize_matrix(weight: Tensor, *, of_gates: bool = False) -> Int8Matrix:
+    """Round a float weight (K, N) to int8, symmetrically, with one scale per column.
+
+    Args:
+        weight: (K, N).
+        of_gates: It is a recurrent weight, for `run_steps` and not for `product`.
+    """
     if not int8_works():
         raise ValueError(
             "quantize='int8' cannot run here: this CPU announces AMX and crashes when it is used; leave quantize unset"
@@ -76,9 +92,10 @@ def quantize_matrix(weight: Tensor) -> Int8Matrix:
     scales = weight.abs().amax(dim=0).clamp(min=1e-30) / STEPS
     by_rows = (weight / scales).round()
     if not int8_is_exact():
-        return Int8Matrix(by_rows, by_rows, scales)  # the same integers, multiplied in float32
+        return Int8Matrix(by_rows, by_rows, scales, None)  # the same integers, multiplied in float32
     by_rows = by_rows.to(torch.int8).contiguous()
-    return Int8Matrix(by_rows, by_rows.t().contiguous().t(), scales)
+    in_blocks = native.pack_int8(by_rows, scales, of_gates=of_gates) if native.is_wide() else None
+    return Int8Matrix(by_rows, by_rows.t().contiguous().t(), scales, in_blocks)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Float32 weights in oneDNN's blocked layout, packed once and cached.
+"""Float32 weights in the layouts that multiply fastest, packed once and cached.
 
 Input: a weight (D, K, N) of an LSTM or (N, K) of a linear layer.  Output: a `PackedMatrix`, for one direction, which
 multiplies rows (n, K).
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from elmokit.kernels.cpu import native
+from elmokit.kernels.cpu.native import NativeMatrix
 from elmokit.kernels.samples import samples_of
 
 PACKED_FOR_ROWS = 64  # the layout that oneDNN chooses for this many rows is the fastest for fewer and more rows too
@@ -24,24 +26,51 @@ EXACT_ROWS = 64  # up to this many rows (one step of the LSTM) are multiplied wi
 NUM_SAMPLES = 512  # elements of a direction of a weight, compared to detect writes which autograd does not count
 
 
-class PackedMatrix(NamedTuple):
-    """A float32 weight in its plain layout and, where oneDNN supports it, in the blocked layout."""
+class PackedMatrix:
+    """A float32 weight (K, N) in the layouts that multiply fastest, each made when it is first needed.
 
-    plain: Tensor  # (K, N)
-    blocked: Tensor | None
+    Args:
+        plain: (K, N), not copied.
+    """
+
+    def __init__(self, plain: Tensor) -> None:
+        self.plain = plain
 
     def product(self, rows: Tensor, *, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """See `steps.Matrix`."""
         n = rows.size(0)
+        if plus is None and native.is_fast(n):
+            return native.product(rows, self.in_blocks, bias)
         # one row is a matrix-vector product: its time is that of reading the weights, fastest in the plain layout
-        if self.blocked is None or n < 2:
+        if n < 2 or self.blocked is None:
+            plain = self.for_one_row
             if plus is not None:
-                return plus.addmm_(rows, self.plain)
-            return torch.mm(rows, self.plain) if bias is None else torch.addmm(bias, rows, self.plain)
+                return plus.addmm_(rows, plain)
+            return torch.mm(rows, plain) if bias is None else torch.addmm(bias, rows, plain)
         padding = _padded_rows(n) - n
         padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
+
+    @functools.cached_property
+    def in_blocks(self) -> NativeMatrix:
+        """For `native.product`, and for `native.run_steps` as the projection."""
+        return native.pack(self.plain)
+
+    @functools.cached_property
+    def in_blocks_of_gates(self) -> NativeMatrix:
+        """For `native.run_steps` as the recurrent weight."""
+        return native.pack(self.plain, of_gates=True)
+
+    @functools.cached_property
+    def for_one_row(self) -> Tensor:
+        """(K, N) for PyTorch: one row multiplies a tall matrix faster by columns."""
+        return self.plain.t().contiguous().t() if self.plain.shape[0] > self.plain.shape[1] else self.plain
+
+    @functools.cached_property
+    def blocked(self) -> Tensor | None:
+        """In oneDNN's blocked layout, where oneDNN supports it."""
+        return to_blocked(self.plain) if can_block() and self.plain.numel() else None
 
 
 def _padded_rows(n: int) -> int:
@@ -98,10 +127,7 @@ def _cached(weight: Tensor, d: int, part: Tensor, plain: Tensor) -> PackedMatrix
     # the threads of the directions do not wait for each other: each has an entry of its own
     entry = entries.get(d)
     if entry is None or not entry.is_current(version, address, samples):
-        if plain.shape[0] > plain.shape[1]:
-            plain = plain.t().contiguous().t()  # one row multiplies a tall matrix faster by columns
-        packed = PackedMatrix(plain, to_blocked(plain) if can_block() and plain.numel() else None)
-        entry = entries[d] = CacheEntry(version, address, samples.clone(), packed)
+        entry = entries[d] = CacheEntry(version, address, samples.clone(), PackedMatrix(plain))
     return entry.packed
 
 

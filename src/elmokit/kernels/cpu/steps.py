@@ -10,7 +10,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from elmokit.kernels.cpu import native
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights
+from elmokit.kernels.cpu.native import NativeMatrix
 from elmokit.kernels.cpu.one_row import cell_output, float_steps, in_torchscript, int8_steps
 from elmokit.kernels.cpu.packed import PackedMatrix, packed_direction
 from elmokit.kernels.cpu.rows import blocks
@@ -80,6 +82,10 @@ def run_steps(
     h, c = hidden, cell
     for begin, end, steps in blocks(counts, reverse=d == 1):
         from_inputs = layer.input.product(rows[begin:end], bias=layer.bias)  # (r, 4C)
+        if (packed := native_weights(layer, len(hidden))) is not None:
+            of_block = [(row - begin, n) for row, n in steps]
+            native.run_steps(from_inputs, of_block, *packed, *state, results[begin:end], *clips)
+            continue
         # the views of all steps are made at once
         sizes = [n for _, n in (steps if d == 0 else steps[::-1])]
         step_gates, step_results = (
@@ -99,11 +105,22 @@ def run_steps(
             result.copy_(h)
 
 
+def native_weights(layer: Layer, num_rows: int) -> tuple[NativeMatrix, NativeMatrix] | None:
+    """The recurrent weight and the projection for `native.run_steps`, or None where PyTorch runs the steps."""
+    recurrent, projection = layer.recurrent, layer.projection
+    if isinstance(recurrent, Int8Matrix) and isinstance(projection, Int8Matrix):
+        first, second = recurrent.for_native(), projection.for_native()
+        return None if first is None or second is None else (first, second)
+    if isinstance(recurrent, PackedMatrix) and isinstance(projection, PackedMatrix) and native.is_fast(num_rows):
+        return recurrent.in_blocks_of_gates, projection.in_blocks
+    return None
+
+
 def run_one_row(steps: list[Tensor], results: list[Tensor], layer: Layer, state: LSTMState, clips: Clips) -> None:
     """Run steps of one row: see `one_row`."""
     recurrent, projection = layer.recurrent, layer.projection
     if isinstance(recurrent, PackedMatrix) and isinstance(projection, PackedMatrix):
-        in_torchscript(float_steps)(steps, results, *state, recurrent.plain, projection.plain, *clips)
+        in_torchscript(float_steps)(steps, results, *state, recurrent.for_one_row, projection.for_one_row, *clips)
     elif isinstance(recurrent, Int8Matrix) and isinstance(projection, Int8Matrix):
         matrices = (recurrent.by_columns, recurrent.scales, projection.by_columns, projection.scales)
         in_torchscript(int8_steps)(steps, results, *state, *matrices, *clips)

@@ -1,4 +1,4 @@
-"""The directions of a layer run at the same time, each in a thread with its own number of cores."""
+"""The directions of a layer run at the same time, each in a thread of its own with its share of the cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_pool: ThreadPoolExecutor | None = None
+FEW_CPUS = 8  # of more, an idle one is found
+
+_pools: dict[int, ThreadPoolExecutor] = {}  # direction -> its thread
 _pool_lock = threading.Lock()
 
 
@@ -25,12 +27,17 @@ def in_parallel(run: Callable[[int], None], num_directions: int) -> None:
         return
     cores_each, inference = max(1, num_cores // num_directions), torch.is_inference_mode_enabled()
 
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
     def task(d: int) -> None:
         set_own_threads(cores_each)
+        if num_directions <= len(cpus) <= FEW_CPUS:
+            # Linux often wakes two threads of an idle machine on one CPU, and moves one of them after milliseconds
+            os.sched_setaffinity(0, cpus[d * len(cpus) // num_directions : (d + 1) * len(cpus) // num_directions])
         with torch.inference_mode(inference), torch.no_grad():  # modes are per thread: set those of the caller
             run(d)
 
-    for future in [pool().submit(task, d) for d in range(num_directions)]:
+    for future in [pool(d).submit(task, d) for d in range(num_directions)]:
         future.result()
 
 
@@ -45,19 +52,19 @@ def set_own_threads(count: int) -> None:
         new_thread.submit(torch.set_num_threads, default).result()
 
 
-def pool() -> ThreadPoolExecutor:
-    """Two threads, started at the first use and shared by all callers."""
-    global _pool
+def pool(d: int) -> ThreadPoolExecutor:
+    """The thread of direction d, started at the first use and shared by all callers."""
     with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(2, thread_name_prefix="elmokit-direction")
-        return _pool
+        if d not in _pools:
+            _pools[d] = ThreadPoolExecutor(1, thread_name_prefix=f"elmokit-direction-{d}")
+        return _pools[d]
 
 
 def _forget_pool() -> None:
-    """Drop the pool in a forked child, which has the object but not its threads."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    """Drop the threads in a forked child, which has the objects but not their threads."""
+    global _pool_lock
+    _pools.clear()
+    _pool_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,256 @@
+/* Products and steps for one instruction set.  steps.c includes this file once for each, with these macros:
+
+   NAME(name)  the name of a function or type for this instruction set
+   WIDTH       bits of a register: 512 with AVX-512 and products of bytes (VNNI), 256 with AVX2, 128 otherwise
+   TILE        number of rows that are multiplied together: as many as the registers hold
+
+   Functions that are not inlined compute a row in the same way, whatever is computed with it. */
+
+#define LANES (WIDTH / 32)       /* numbers in a register */
+#define VECTORS (COLUMNS / LANES) /* registers for the columns of a block */
+#define vec NAME(vec)
+#define ivec NAME(ivec)
+
+typedef float vec __attribute__((vector_size(WIDTH / 8)));
+typedef int32_t ivec __attribute__((vector_size(WIDTH / 8)));
+
+INLINE vec NAME(load)(const float *from) {
+    vec x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void NAME(store)(float *to, vec x) { memcpy(to, &x, sizeof x); }
+
+/* The first n numbers, and zeros. */
+INLINE vec NAME(load_part)(const float *from, int64_t n) {
+    if (n >= LANES) return NAME(load)(from);
+    vec x = {0};
+    if (n > 0) memcpy(&x, from, n * sizeof(float));
+    return x;
+}
+
+INLINE void NAME(store_part)(float *to, vec x, int64_t n) {
+    if (n >= LANES) NAME(store)(to, x);
+    else if (n > 0) memcpy(to, &x, n * sizeof(float));
+}
+
+/* ---- sums of products of one block of columns and n rows: sums (n, COLUMNS) --------------------------------------
+
+   Few rows read ahead by hand; with more, the time is that of the products. */
+
+INLINE void NAME(float_tile)(const float *values, const float *rows, int64_t depth, const int n, float *sums) {
+    vec acc[TILE][VECTORS] = {0};
+    for (int64_t k = 0; k < depth; k++, values += COLUMNS)
+        for (int v = 0; v < VECTORS; v++) {
+            vec weights = NAME(load)(values + v * LANES);
+            if (n < 4) PREFETCH(values + v * LANES);
+            for (int r = 0; r < n; r++) acc[r][v] += rows[r * depth + k] * weights;
+        }
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) NAME(store)(sums + r * COLUMNS + v * LANES, acc[r][v]);
+}
+
+/* Bytes as float32, without __builtin_convertvector where GCC 12 makes single numbers of it. */
+INLINE vec NAME(widen)(const int8_t *from) {
+#if WIDTH == 512
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif WIDTH == 256
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    ivec x = {from[0], from[1], from[2], from[3]};
+    return __builtin_convertvector(x, vec);
+#endif
+}
+
+/* With values in int8. */
+INLINE void NAME(exact_tile)(const int8_t *values, const float *rows, int64_t depth, const int n, float *sums) {
+    vec acc[TILE][VECTORS] = {0};
+    for (int64_t k = 0; k < depth; k++, values += COLUMNS) {
+        if (n < 4) PREFETCH(values);
+        for (int v = 0; v < VECTORS; v++) {
+            vec weights = NAME(widen)(values + v * LANES);
+            for (int r = 0; r < n; r++) acc[r][v] += rows[r * depth + k] * weights;
+        }
+    }
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) NAME(store)(sums + r * COLUMNS + v * LANES, acc[r][v]);
+}
+
+#if WIDTH == 512
+/* With values in int8, four rows of them in a lane, and rows in bytes, which are 128 too large: exact sums. */
+INLINE void NAME(rounded_tile)(const int8_t *values, const uint8_t *rows, int64_t depth, const int n, int32_t *sums) {
+    __m512i acc[TILE][VECTORS];
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < depth; k += 4, values += COLUMNS * 4)
+        for (int v = 0; v < VECTORS; v++) {
+            __m512i weights = _mm512_loadu_si512(values + v * LANES * 4);
+            if (n < 4) PREFETCH(values + v * LANES * 4);
+            for (int r = 0; r < n; r++) {
+                int32_t four;
+                memcpy(&four, rows + r * depth + k, 4);
+                acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], _mm512_set1_epi32(four), weights);
+            }
+        }
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(sums + r * COLUMNS + v * LANES, acc[r][v]);
+}
+#endif
+
+INLINE void NAME(tile)(const Matrix *matrix, int64_t block, const Rows *rows, int64_t r, const int n, float *sums) {
+    int64_t depth = matrix->depth, begin = block * depth * COLUMNS;
+    if (matrix->kind == FLOAT)
+        NAME(float_tile)((const float *)matrix->values + begin, rows->values + r * depth, depth, n, sums);
+    else if (matrix->kind == EXACT)
+        NAME(exact_tile)((const int8_t *)matrix->values + begin, rows->values + r * depth, depth, n, sums);
+#if WIDTH == 512
+    else
+        NAME(rounded_tile)((const int8_t *)matrix->values + begin, rows->bytes + r * depth, depth, n, (int32_t *)sums);
+#endif
+}
+
+/* The sums of some of the rows from r on; returns their number. */
+static int NAME(sum)(const Matrix *matrix, int64_t block, const Rows *rows, int64_t r, int64_t num_rows, float *sums) {
+#if TILE == 4
+    if (num_rows - r >= 4) return NAME(tile)(matrix, block, rows, r, 4, sums), 4;
+    if (num_rows - r >= 2) return NAME(tile)(matrix, block, rows, r, 2, sums), 2;
+#endif
+    (void)num_rows;
+    return NAME(tile)(matrix, block, rows, r, 1, sums), 1;
+}
+
+/* Vector v of a row's sums as real numbers: the scales of columns and row applied. */
+INLINE vec NAME(real)(const Matrix *matrix, int64_t block, int v, const float *sums, float row_scale) {
+    int64_t column = block * COLUMNS + v * LANES;
+    vec x = NAME(load)(sums + v * LANES);
+    if (matrix->kind == FLOAT) return x;
+    if (matrix->kind == ROUNDED) {
+        ivec offsets;
+        memcpy(&offsets, matrix->offsets + column, sizeof offsets);
+        x = __builtin_convertvector((ivec)x - offsets, vec) * row_scale;
+    }
+    return x * NAME(load)(matrix->scales + column);
+}
+
+/* ---- functions of single numbers --------------------------------------------------------------------------------- */
+
+INLINE vec NAME(choose)(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+INLINE vec NAME(clip)(vec x, float bound) { /* a comparison with NaN is false: NaN remains */
+    vec limit = (vec){0} + bound;
+    x = NAME(choose)(x > limit, limit, x);
+    return NAME(choose)(x < -limit, -limit, x);
+}
+
+/* e to the x for x from -87 to 87, with a relative error below 2e-7. */
+INLINE vec NAME(exponential)(vec x) {
+    vec shifted = x * 1.44269504f + ROUNDING, power = shifted - ROUNDING;
+    vec r = (x - power * 0.693359375f) + power * 2.12194440e-4f; /* log 2 in two parts: the first has few bits */
+    vec q = r * 1.393457525409758e-3f + 8.36377963423729e-3f;
+    q = q * r + 4.166645556688309e-2f;
+    q = q * r + 1.6666573286056519e-1f;
+    q = q * r + 0.5f;
+    vec y = q * (r * r) + r + 1.0f;
+    return (vec)((ivec)y + ((ivec)shifted << 23));
+}
+
+INLINE vec NAME(sigmoid)(vec x) { return 1.0f / (1.0f + NAME(exponential)(-NAME(clip)(x, 87.0f))); }
+
+INLINE vec NAME(tangent)(vec x) { return 2.0f * NAME(sigmoid)(x + x) - 1.0f; }
+
+/* ---- one row ----------------------------------------------------------------------------------------------------- */
+
+/* The cells of one block: gates (4, cell_dim) are the input product; cell and out are rows. */
+static NOINLINE void NAME(update_cells)(const Layer *layer, int64_t block, const float *sums, float row_scale,
+                                        const float *gates, float *cell, float *out) {
+    for (int v = 0; v < CELLS / LANES; v++) {
+        int64_t begin = block * CELLS + v * LANES, n = layer->cell_dim - begin;
+        vec z[4];
+        for (int g = 0; g < 4; g++)
+            z[g] = NAME(load_part)(gates + g * layer->cell_dim + begin, n) +
+                   NAME(real)(&layer->recurrent, block, g * (CELLS / LANES) + v, sums, row_scale);
+        vec c = NAME(sigmoid)(z[2]) * NAME(load_part)(cell + begin, n) + NAME(sigmoid)(z[0]) * NAME(tangent)(z[1]);
+        c = NAME(clip)(c, layer->cell_clip);
+        NAME(store_part)(cell + begin, c, n);
+        NAME(store)(out + begin, NAME(sigmoid)(z[3]) * NAME(tangent)(c));
+    }
+}
+
+/* The products of one block: sums plus the bias, clipped. */
+static NOINLINE void NAME(finish)(const Matrix *matrix, int64_t block, const float *sums, float row_scale,
+                                  const float *bias, float bound, int64_t num_columns, float *out) {
+    for (int v = 0; v < VECTORS; v++) {
+        int64_t begin = block * COLUMNS + v * LANES, n = num_columns - begin;
+        vec y = NAME(real)(matrix, block, v, sums, row_scale);
+        if (bias != NULL) y += NAME(load_part)(bias + begin, n);
+        NAME(store_part)(out + begin, NAME(clip)(y, bound), n);
+    }
+}
+
+/* Round a row to integers from -127 to 127, and add 128: returns its scale. */
+static NOINLINE float NAME(round_row)(const float *row, int64_t depth, uint8_t *bytes) {
+    vec largest = {0}, poison = {0};
+    for (int64_t k = 0; k < depth; k += LANES) {
+        vec x = NAME(load)(row + k), size = (vec)((ivec)x & 0x7fffffff);
+        largest = NAME(choose)(size > largest, size, largest);
+        poison += x * 0.0f; /* NaN, if x is not finite */
+    }
+    float most = 1e-30f, bad = 0.0f;
+    for (int lane = 0; lane < LANES; lane++) {
+        most = largest[lane] > most ? largest[lane] : most;
+        bad += poison[lane];
+    }
+    float scale = most / 127.0f;
+    for (int64_t k = 0; k < depth; k += LANES) {
+        ivec rounded = (ivec)(NAME(load)(row + k) / scale + (ROUNDING + 128.0f));
+        for (int lane = 0; lane < LANES; lane++) bytes[k + lane] = (uint8_t)rounded[lane];
+    }
+    return scale + bad;
+}
+
+/* ---- all rows ---------------------------------------------------------------------------------------------------- */
+
+static void NAME(round_rows)(const Matrix *matrix, Rows *rows, int64_t num_rows) {
+    if (matrix->kind != ROUNDED) return;
+    for (int64_t r = 0, depth = matrix->depth; r < num_rows; r++)
+        rows->scales[r] = NAME(round_row)(rows->values + r * depth, depth, rows->bytes + r * depth);
+}
+
+/* A matrix times rows: out (num_rows, num_columns), whose rows begin every `stride` numbers. */
+static void NAME(product)(const Matrix *matrix, Rows *rows, int64_t num_rows, const float *bias, float bound,
+                          int64_t num_columns, int64_t stride, float *out) {
+    float sums[TILE * COLUMNS];
+    NAME(round_rows)(matrix, rows, num_rows);
+    for (int64_t block = 0; block < matrix->blocks; block++)
+        for (int64_t r = 0; r < num_rows;) {
+            int n = NAME(sum)(matrix, block, rows, r, num_rows, sums);
+            for (int t = 0; t < n; t++, r++)
+                NAME(finish)(matrix, block, sums + t * COLUMNS, rows->scales[r], bias, bound, num_columns,
+                             out + r * stride);
+        }
+}
+
+/* One step: hidden and cell become those after it. */
+static void NAME(step)(const Layer *layer, int64_t num_rows, const float *gates, float *cell, Rows *hidden, Rows *out) {
+    const Matrix *recurrent = &layer->recurrent, *projection = &layer->projection;
+    float sums[TILE * COLUMNS];
+    NAME(round_rows)(recurrent, hidden, num_rows);
+    for (int64_t block = 0; block < recurrent->blocks; block++)
+        for (int64_t r = 0; r < num_rows;) {
+            int n = NAME(sum)(recurrent, block, hidden, r, num_rows, sums);
+            for (int t = 0; t < n; t++, r++)
+                NAME(update_cells)(layer, block, sums + t * COLUMNS, hidden->scales[r], gates + r * 4 * layer->cell_dim,
+                                   cell + r * layer->cell_dim, out->values + r * projection->depth);
+        }
+    NAME(product)(projection, out, num_rows, NULL, layer->proj_clip, layer->output_dim, recurrent->depth,
+                  hidden->values);
+}
+
+#undef LANES
+#undef VECTORS
+#undef vec
+#undef ivec
+#undef NAME
+#undef WIDTH
+#undef TILE
