@@ -66,3 +66,15 @@ def test_the_figures_of_questions_are_those_of_the_evaluation(values):
         assert f"| {name} | {row['epochs']} | {' | '.join(cells)} |" in PAGE
     baseline, with_elmo = (fmean(scores[elmo_at]["f1"]) for elmo_at in ("none", "both"))
     assert f"error reduction of {100 * (with_elmo - baseline) / (1 - baseline):.1f} %" in PAGE
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS / "chinese.md", DOCS.parent / "src/elmokit/models/zh/README.md"], ids=lambda path: path.stem
+)
+def test_the_accuracies_of_chinese_reviews_are_those_of_the_comparison(values, page):
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.endswith("| elmokit |")]
+    variants = values("chnsenticorp.json")["variants"]
+    assert len(rows) == len(variants) == 2
+    for row, variant in zip(rows, variants, strict=True):
+        assert len(variant["scores"]) == 3
+        assert f"| {100 * fmean(variant['scores']):.2f} ± {100 * stdev(variant['scores']):.2f} | elmokit |" in row
