@@ -196,6 +196,68 @@ def test_zeros_and_empty_weights_have_products(library):
         assert torch.equal(native.product(torch.ones(2, shape[0]), packed, None), torch.zeros(2, shape[1]))
 
 
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def log_sums(*blocks):
+    """The log of the sum of the exponentials of each row of (scores, bias)."""
+    num_rows = len(blocks[0][0])
+    peaks, sums = torch.full((num_rows,), -torch.inf), torch.zeros(num_rows, dtype=torch.float64)
+    for scores, bias in blocks:
+        native.add_scores(scores, bias, peaks, sums)
+    return peaks + sums.log()
+
+
+def expected_log_sums(*blocks):
+    return torch.cat([(scores + bias).double() for scores, bias in blocks], dim=1).logsumexp(dim=1)
+
+
+def test_many_small_blocks_are_not_lost_beside_a_large_score(library):
+    one = (torch.tensor([[0.0]]), torch.zeros(1))
+    small = (torch.full((1, 70), -22.0), torch.zeros(70))
+    blocks = [one, *([small] * 200)]  # each is less than the last bit of 1 in float32
+    torch.testing.assert_close(log_sums(*blocks), expected_log_sums(*blocks), atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize(
+    ("num_rows", "columns"), [(1, (1,)), (0, (3,)), (3, (64, 5)), (9, (131, 512, 1)), (2, (20011,))]
+)
+def test_sums_of_exponentials_are_those_of_float64(library, num_rows, columns, factor):
+    generator = torch.Generator().manual_seed(num_rows)
+    blocks = [
+        (factor * torch.randn(num_rows, m, generator=generator), torch.randn(m, generator=generator)) for m in columns
+    ]
+    torch.testing.assert_close(log_sums(*blocks), expected_log_sums(*blocks), atol=1e-6, rtol=1e-7)
+
+
+def test_a_score_far_below_the_largest_adds_nothing_wherever_the_largest_is(library):
+    for place in (0, 63, 64, 99):
+        low = torch.full((1, 100), -1e30)
+        high = low.clone()
+        high[0, place] = 1e4
+        bias = torch.zeros(100)
+        for blocks in ([(high, bias)], [(low, bias), (high, bias)], [(high, bias), (low, bias)]):
+            assert log_sums(*blocks).item() == 1e4
+
+
+@pytest.mark.parametrize("num_columns", [2, 64, 100])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_score_that_is_not_finite_gives_what_it_gives_in_pytorch(library, value, num_columns):
+    for other in (0.0, torch.nan, torch.inf, -torch.inf):
+        for place in (0, num_columns - 1):
+            scores, bias = torch.full((3, num_columns), other), torch.zeros(num_columns)
+            scores[1, place] = value
+            expected = expected_log_sums((scores, bias))
+            torch.testing.assert_close(log_sums((scores, bias)), expected, equal_nan=True)
+            for blocks in (
+                [(scores, bias), (torch.ones(3, 7), torch.ones(7))],
+                [(torch.ones(3, 7), torch.ones(7)), (scores, bias)],
+            ):
+                expected = expected_log_sums(*blocks)
+                torch.testing.assert_close(log_sums(*blocks), expected, equal_nan=True)
+
+
 # ---- int8 ------------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +349,9 @@ def test_processors_with_narrower_registers_compute_the_same_row(build, reloaded
             with torch.no_grad():
                 ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
             assert_close(ours, in_float64(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
+    generator = torch.Generator().manual_seed(highest)
+    blocks = [(torch.randn(3, m, generator=generator), torch.randn(m, generator=generator)) for m in (131, 64, 5)]
+    torch.testing.assert_close(log_sums(*blocks), expected_log_sums(*blocks), atol=1e-6, rtol=1e-7)
 
 
 def test_a_build_without_a_compiler_is_pure_python_unless_it_must_not_be(build, monkeypatch, tmp_path):

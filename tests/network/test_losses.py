@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elmokit.kernels.cpu import native
+from elmokit.kernels.cpu import scores as cpu_scores
 from elmokit.network import losses
-from elmokit.network import output as output_module
 from elmokit.network.losses import chunked_softmax_loss, full_softmax_loss, sampled_softmax_loss
 from elmokit.network.output import SCORES_PER_CHUNK, OutputLayer
 from elmokit.network.sampling import LogUniformSampler, Negatives, gather_rows
@@ -113,12 +114,20 @@ def test_log_probs_are_the_log_softmax_at_the_targets_in_any_shape(output, hidde
     assert output.log_probs(hidden[:0], targets[:0]).shape == (0,)
 
 
+@pytest.fixture(params=["with the library", "without it"])
+def library(request, monkeypatch):
+    if request.param == "without it":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif native.library() is None:
+        pytest.skip("the library is not compiled, or ELMOKIT_NATIVE is 0")
+
+
 @pytest.mark.parametrize(("rows_at_once", "words_at_once"), [(7, 5), (1, V), (1000, 1), (256, 512)])
 def test_log_probs_in_blocks_are_the_log_softmax_for_any_size_of_a_block(
-    output, hidden, targets, monkeypatch, rows_at_once, words_at_once
+    output, hidden, targets, library, monkeypatch, rows_at_once, words_at_once
 ):
-    monkeypatch.setattr(output_module, "ROWS_AT_ONCE", rows_at_once)
-    monkeypatch.setattr(output_module, "WORDS_AT_ONCE", words_at_once)
+    monkeypatch.setattr(cpu_scores, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(cpu_scores, "WORDS_AT_ONCE", words_at_once)
     expected = -written_softmax(*numpy_of(hidden, targets, output.weight, output.bias))
     layer = OutputLayer(V, P).requires_grad_(False)
     layer.load_state_dict(output.state_dict())
@@ -129,6 +138,29 @@ def test_log_probs_in_blocks_are_the_log_softmax_for_any_size_of_a_block(
     expected = -written_softmax(*numpy_of(1e4 * rounded.double(), targets, output.weight, output.bias))
     np.testing.assert_allclose(far.numpy(), expected, rtol=1e-4, atol=0.1)
     assert layer.log_probs(rounded[:0], targets[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(("num_words", "num_rows"), [(1, 3), (63, 1), (1000, 5), (1537, 1030)])
+def test_log_probs_of_many_words_are_those_of_float64(library, num_words, num_rows):
+    torch.manual_seed(num_words)
+    layer = OutputLayer(num_words, P).requires_grad_(False)
+    layer.bias.normal_()
+    hidden, targets = 3 * torch.randn(num_rows, P), torch.randint(num_words, (num_rows,))
+    scores = hidden.double() @ layer.weight.double().T + layer.bias
+    expected = scores.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(layer.log_probs(hidden, targets).double(), expected, atol=4e-6, rtol=1e-6)
+
+
+def test_a_word_that_is_impossible_and_a_score_that_is_no_number_are_those_of_log_softmax(library):
+    torch.manual_seed(0)
+    layer = OutputLayer(1100, P).requires_grad_(False)
+    layer.bias[:900] = -math.inf  # all words of a block
+    hidden, targets = torch.randn(4, P), torch.tensor([1099, 0, 900, 1000])
+    hidden[3, 1] = math.nan
+    expected = layer.logits(hidden).log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+    assert expected[1] == -math.inf
+    assert expected[3].isnan()
+    torch.testing.assert_close(layer.log_probs(hidden, targets), expected, equal_nan=True)
 
 
 def test_log_probs_sum_half_precision_scores_in_float32(output, hidden, targets):

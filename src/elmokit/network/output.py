@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from elmokit.kernels import check_dtype, cpu
 
-ROWS_AT_ONCE, WORDS_AT_ONCE = 512, 512  # on a CPU: a block of scores that stays in the cache of a core
-
 # Default number of scores that are held at a time: 256 MiB in float32 on a CPU, and 1 GiB on a GPU, where more chunks
 # would cost time because each adds to the (C, P) gradient.
 SCORES_PER_CHUNK = {"cpu": 2**26, "cuda": 2**28}
@@ -77,45 +75,14 @@ class OutputLayer(nn.Module):
         is_training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, *weights))
         if hidden.device.type == "cpu" and hidden.dtype == self.weight.dtype == torch.float32 and not is_training:
             check_dtype(hidden)
-            return block_log_probs(flat_hidden, flat_targets, *weights).reshape(targets.shape)
+            weight, bias = self.weight.detach(), self.bias.detach()
+            scores: Tensor = torch.linalg.vecdot(flat_hidden.detach(), weight[flat_targets]) + bias[flat_targets]
+            return (scores - cpu.log_sums(flat_hidden, weight, bias)).reshape(targets.shape)
         chunk, losses = chunk_size(None, self.num_words, hidden), []
         for part, words in zip(torch.split(flat_hidden, chunk), torch.split(flat_targets, chunk), strict=True):
             logits = self.logits(part)  # (chunk, V)
             losses.append(F.cross_entropy(logits.to(accumulation_dtype(logits)), words, reduction="none"))
         return -torch.cat(losses).reshape(targets.shape)
-
-
-def block_log_probs(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Log-probability of each target, without gradients, for a CPU.
-
-    All scores of a row do not fit into the cache: writing and reading them takes longer than their product. Here a
-    block of scores is summed while it is in the cache, and each half of the rows has a thread with half of the cores.
-
-    Args:
-        hidden: (N, P).
-        targets: (N,) word ids.
-        weight: (V, P).
-        bias: (V,).
-
-    Returns:
-        (N,).
-    """
-    weight, bias = weight.detach(), bias.detach()
-    scores: Tensor = torch.linalg.vecdot(hidden, weight[targets]) + bias[targets]  # (N,)
-    blocks = list(zip(torch.split(weight, WORDS_AT_ONCE), torch.split(bias, WORDS_AT_ONCE), strict=True))
-
-    def run(rows: Tensor, found: Tensor) -> None:
-        memory = rows.new_empty(ROWS_AT_ONCE * WORDS_AT_ONCE)  # new memory for each block would not be in the cache
-        for part, result in zip(torch.split(rows, ROWS_AT_ONCE), torch.split(found, ROWS_AT_ONCE), strict=True):
-            sums = []
-            for some, some_bias in blocks:
-                block = memory[: len(part) * len(some)].view(len(part), len(some))
-                sums.append(torch.addmm(some_bias, part, some.t(), out=block).logsumexp(dim=1))
-            result -= torch.stack(sums).logsumexp(dim=0)
-
-    halves = list(zip(hidden.tensor_split(2), scores.tensor_split(2), strict=True))
-    cpu.in_parallel(lambda half: run(*halves[half]), 2)
-    return scores
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:

@@ -5,11 +5,12 @@ Output: the results of `eager` within 1e-5, and the same gradients.
 
 rows.py      active rows of each step
 steps.py     forward pass: by native, or in PyTorch
-native.py    products and all steps of a direction in C (csrc/), where a compiler was there
+native.py    products, all steps of a direction and sums of scores in C (csrc/), where a compiler was there
 one_row.py   forward pass of one sentence in TorchScript
 backward.py  forward pass with saved activations, backward pass
 packed.py    float32 weights in the layouts of native and oneDNN
 int8.py      int8 weights
+scores.py    sums of the exponentials of an output layer's scores, by native or in PyTorch
 threads.py   both directions at the same time
 
 What makes it fast, the largest gain first:
@@ -34,6 +35,7 @@ from elmokit.kernels.cpu.backward import DifferentiableLSTM
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights, quantize, quantize_matrix
 from elmokit.kernels.cpu.packed import packed_linear
 from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
+from elmokit.kernels.cpu.scores import log_sums
 from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
 from elmokit.kernels.cpu.threads import in_parallel
 from elmokit.kernels.interface import LSTMState, LSTMWeights
@@ -46,6 +48,7 @@ __all__ = [
     "in_parallel",
     "is_available",
     "layer_of",
+    "log_sums",
     "lstm",
     "packed_linear",
     "quantize",

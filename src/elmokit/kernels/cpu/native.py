@@ -1,4 +1,4 @@
-"""Products of rows and the steps of the LSTM in C: one call runs all steps of one direction.
+"""Products of rows, the steps of the LSTM and sums of scores in C: one call runs all steps of one direction.
 
 Input: weights (K, N), packed once by `pack` or `pack_int8`; rows.  Output: products, or the results of all steps.
 
@@ -100,6 +100,7 @@ def library() -> ctypes.CDLL | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     opened.elmokit_product.argtypes = [pointer, number, number, number, pointer, pointer, pointer]
     opened.elmokit_steps.argtypes = [pointer, number, pointer, pointer, number, *[pointer] * 4]
+    opened.elmokit_add_scores.argtypes = [pointer, pointer, number, number, pointer, pointer]
     return opened
 
 
@@ -238,6 +239,19 @@ def run_steps(
         )
 
     _in_threads(run, len(hidden), work=len(gates) * 5 * hidden.shape[1] * cell.shape[1])
+
+
+def add_scores(scores: Tensor, bias: Tensor, peaks: Tensor, sums: Tensor) -> None:
+    """Add a block of scores to the sums of exponentials of its rows: the log of a row's sum is `peaks + sums.log()`.
+
+    Args:
+        scores: (n, m), contiguous; at least one column.
+        bias: (m,), added to each row.
+        peaks: (n,) the largest scores, -inf at first; updated.
+        sums: (n,) float64, of the exponentials of scores minus `peaks`, 0 at first; updated.
+    """
+    pointers = (part.data_ptr() for part in (peaks, sums))
+    _call("elmokit_add_scores", scores.data_ptr(), bias.data_ptr(), *scores.shape, *pointers)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -247,6 +247,54 @@ static void NAME(step)(const Layer *layer, int64_t num_rows, const float *gates,
                   hidden->values);
 }
 
+/* ---- scores of words ---------------------------------------------------------------------------------------------
+
+   A row has its largest score, `peak`, and the sum of the exponentials of all scores minus that: log of sum, plus peak,
+   is the log of the sum of exponentials.  The sum of blocks is a double: small ones are not lost beside a large one. */
+
+/* What is subtracted from the scores of a row: they may all be -infinity, and one may be infinity. */
+INLINE float NAME(origin)(float peak) { return peak - peak == 0.0f ? peak : 0.0f; }
+
+/* The exponentials of scores that are not above the origin; below -87 they do not change a sum of 1 or more. */
+INLINE vec NAME(powers)(vec scores, float origin) { return NAME(exponential)(NAME(clip)(scores - origin, 87.0f)); }
+
+/* Add a row of scores plus biases, a multiple of COLUMNS, and the `rest`, filled up to COLUMNS. */
+static NOINLINE void NAME(add_row)(const float *scores, const float *bias, int64_t whole, const float *rest,
+                                   float *peak, double *sum) {
+    vec top[VECTORS], acc[VECTORS];
+    for (int v = 0; v < VECTORS; v++) top[v] = NAME(load)(rest + v * LANES);
+    for (int64_t k = 0; k < whole; k += COLUMNS)
+        for (int v = 0; v < VECTORS; v++) {
+            vec x = NAME(load)(scores + k + v * LANES) + NAME(load)(bias + k + v * LANES);
+            top[v] = NAME(choose)(x > top[v], x, top[v]);
+        }
+    float before = *peak, now = before;
+    for (int v = 1; v < VECTORS; v++) top[0] = NAME(choose)(top[v] > top[0], top[v], top[0]);
+    for (int lane = 0; lane < LANES; lane++) now = top[0][lane] > now ? top[0][lane] : now;
+    float origin = NAME(origin)(now);
+    for (int v = 0; v < VECTORS; v++) acc[v] = NAME(powers)(NAME(load)(rest + v * LANES), origin);
+    for (int64_t k = 0; k < whole; k += COLUMNS)
+        for (int v = 0; v < VECTORS; v++)
+            acc[v] += NAME(powers)(NAME(load)(scores + k + v * LANES) + NAME(load)(bias + k + v * LANES), origin);
+    for (int v = 1; v < VECTORS; v++) acc[0] += acc[v];
+    double total = *sum * NAME(powers)((vec){0} + before, origin)[0];
+    for (int lane = 0; lane < LANES; lane++) total += acc[0][lane];
+    *peak = now;
+    *sum = total;
+}
+
+/* Add a block of scores (num_rows, num_columns) plus biases (num_columns,) to the peaks and sums of its rows. */
+static void NAME(add_scores)(const float *scores, const float *bias, int64_t num_rows, int64_t num_columns,
+                             float *peaks, double *sums) {
+    int64_t whole = (num_columns - 1) / COLUMNS * COLUMNS;
+    float rest[COLUMNS];
+    for (int64_t k = 0; k < COLUMNS; k++) rest[k] = -INFINITY;
+    for (int64_t r = 0; r < num_rows; r++, scores += num_columns) {
+        for (int64_t k = whole; k < num_columns; k++) rest[k - whole] = scores[k] + bias[k];
+        NAME(add_row)(scores, bias, whole, rest, peaks + r, sums + r);
+    }
+}
+
 #undef LANES
 #undef VECTORS
 #undef vec

@@ -1,4 +1,5 @@
-/* Products of few rows, and the steps of one direction of one layer, for any number of rows, in one call: see native.py.
+/* Products of few rows, the steps of one direction of one layer, for any number of rows, in one call, and sums of the
+   exponentials of scores: see native.py.
 
    Weights are packed into blocks of 64 columns that are read from the first to the last byte.  A block of
    the recurrent weight holds the four gates of 16 cells, so that a step reads a block, and has their new values.
@@ -142,4 +143,12 @@ int elmokit_steps(const Layer *layer, int64_t num_steps, const int64_t *firsts, 
     release(&now, 1);
     release(&out, 1);
     return failed;
+}
+
+/* Add a block of scores (num_rows, num_columns), plus the biases of the columns, to the sums of exponentials of its
+   rows: the log of the sum of a row is peak + log(sum), at first -infinity and 0. */
+int elmokit_add_scores(const float *scores, const float *bias, int64_t num_rows, int64_t num_columns, float *peaks,
+                       double *sums) {
+    FASTEST(add_scores)(scores, bias, num_rows, num_columns, peaks, sums);
+    return 0;
 }
