@@ -211,19 +211,18 @@ def runs_table(runs: list[dict[str, Any]]) -> str:
 
 
 def probes_table(paths: list[Path]) -> str:
-    """The figures of each layer and view, one column per model."""
+    """One row per figure and model, one column per layer and view."""
     reports = [read_report(path) for path in paths]
-    by_model = [{figure.title: figure for figure in layer_figures(report)} for report in reports]
+    by_model = {report.model: {figure.title: figure.layers for figure in layer_figures(report)} for report in reports}
+    found = {layer for figures in by_model.values() for layers in figures.values() for layer in layers}
+    numbers = sorted((layer for layer in found if layer.isdigit()), key=int)
+    columns = [*numbers, *(view for view in ("mean", "mix", "slot", "sense") if view in found)]
     rows = []
-    for title in by_model[0]:
-        layers: dict[str, None] = {}
-        for figures in by_model:
-            layers |= dict.fromkeys(figures[title].layers if title in figures else ())
-        for layer in layers:
-            cells = [figures[title].layers.get(layer) if title in figures else None for figures in by_model]
-            name = f"layer {layer}" if layer.isdigit() else layer
-            rows.append([f"{title}, {name}", *("" if value is None else f"{value:.1f}" for value in cells)])
-    return markdown(["", *(report.model for report in reports)], rows)
+    for title in next(iter(by_model.values())):
+        for model, figures in by_model.items():
+            layers = figures.get(title, {})
+            rows.append([f"{title}, {model}", *(f"{layers[one]:.1f}" if one in layers else "" for one in columns)])
+    return markdown(["layer", *columns], rows)
 
 
 if __name__ == "__main__":
