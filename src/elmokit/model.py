@@ -36,11 +36,11 @@ from elmokit.arguments import (
 from elmokit.config import BiLMConfig
 from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
-from elmokit.inference.fills import MOST_TOKENS
 from elmokit.inference.rows import arrays_of, tensors_of
 from elmokit.inference.runner import Runner, Sentence, StateRule
 from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
-from elmokit.inference.senses import Occurrence, WordSenses, distinct_words, find_occurrences, group_senses
+from elmokit.inference.sense_labels import SenseLabels
+from elmokit.inference.senses import Occurrence, WordSenses, find_occurrences, group_senses
 from elmokit.inference.vectors import Floats, check_vectors
 from elmokit.inference.views import Layers, Reading, View, default_layers, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
@@ -71,10 +71,6 @@ from elmokit.text import (
 Array = npt.NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
-
-NUM_FILLED = 3  # occurrences of a sense of a Chinese word whose places are filled by other words, for its label
-MOST_FILLED = 50
-LEAST_LABEL_WEIGHT = 0.5  # of words that label a sense, against the largest: not "the" and "of"
 
 
 @dataclass(frozen=True)
@@ -771,42 +767,15 @@ class ELMo(nn.Module):
         vectors = check_vectors("vectors", vectors, self.dim)
         if len(uses) != len(vectors):
             raise ValueError(f"{len(uses)} occurrences came with {len(vectors)} vectors: pass one vector for each")
-        label = None if self.output_layer is None or self.vocabulary is None else self._label_senses
+        label = None
+        if self.output_layer is not None and self.vocabulary is not None:
+            label = SenseLabels(self._scorer(), self.tokenizer, self.word_weights, self._slots)
         return group_senses(word, uses, vectors, num_senses=num_senses, label=label)
 
-    def _label_senses(self, senses: list[list[Occurrence]]) -> list[list[str]]:
-        """Words that fit in the place of the occurrences of each sense."""
-        if self.tokenizer.splits_words and 1 < len(self._word_units(senses[0][0])) <= MOST_TOKENS:
-            return self._label_with_words(senses)
-        scorer, slot = self._scorer(), view_of("slot", self.num_layers)
-        left_out = {word.casefold() for own in senses for one in own for word in one.tokens[one.start : one.end]}
-        fit = []
-        for own in senses:
-            slots = torch.from_numpy(self._view_occurrences(slot, own)).to(next(self.bilm.parameters()))
-            fit.append(scorer.log_fit(slots).exp().mean(dim=0).cpu().numpy())  # (V,)
-        words = scorer.vocabulary.words
-        weights = self.word_weights(words)
-        is_label = weights > LEAST_LABEL_WEIGHT * weights.max()
-        return distinct_words(np.stack(fit) * is_label, words, left_out)
-
-    def _word_units(self, one: Occurrence) -> list[str]:
-        """The tokens that the model reads for the word of an occurrence."""
-        return [unit for token in one.tokens[one.start : one.end] for unit in self.tokenizer.units(token)]
-
-    def _label_with_words(self, senses: list[list[Occurrence]]) -> list[list[str]]:
-        """As `_label_senses`, by words of as many characters. Each takes longer to find, so fewer places are asked."""
-        scorer = self._scorer()
-        probabilities: list[dict[str, float]] = []
-        for own in senses:
-            totals: dict[str, float] = {}
-            for one in own[:NUM_FILLED]:
-                tokens = [*one.tokens[: one.start], "".join(self._word_units(one)), *one.tokens[one.end :]]
-                for found in scorer.substitutes(tokens, one.start, MOST_FILLED, keep_word=True):
-                    totals[found.word] = totals.get(found.word, 0.0) + float(np.exp(found.log_prob)) / NUM_FILLED
-            probabilities.append(totals)
-        words = list(dict.fromkeys(word for own in probabilities for word in own))
-        fit = np.array([[own.get(word, 0.0) for word in words] for own in probabilities])
-        return distinct_words(fit, words, {"".join(self._word_units(senses[0][0])).casefold()})
+    def _slots(self, occurrences: Sequence[Occurrence]) -> Tensor:
+        """(N, 2P): the slot of each occurrence, on the device of the model."""
+        vectors = self._view_occurrences(view_of("slot", self.num_layers), occurrences)
+        return torch.from_numpy(vectors).to(next(self.bilm.parameters()))
 
     def _view_occurrences(
         self,

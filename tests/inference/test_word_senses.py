@@ -10,7 +10,8 @@ from scipy.spatial.distance import squareform
 from elmokit import ELMo
 from elmokit.inference import grouping
 from elmokit.inference.grouping import average_linkage, group
-from elmokit.inference.senses import Occurrence, distinct_words, find_occurrences, group_senses
+from elmokit.inference.sense_labels import distinct_words
+from elmokit.inference.senses import Occurrence, find_occurrences, group_senses
 from elmokit.inference.vectors import unit
 from elmokit.text import TREEBANK
 

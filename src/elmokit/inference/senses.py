@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +21,6 @@ from elmokit.inference.vectors import Floats, unit
 from elmokit.text import Tokenizer, join_tokens
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
-NUM_SUBSTITUTES: Final = 5
-MOST_SEEN: Final = 200  # words among which labels are chosen
 
 Array = npt.NDArray[np.float32]
 
@@ -174,23 +171,3 @@ def group_senses(
     substitutes = [[] for _ in members] if label is None else label([own[:NUM_LABELLING] for own in members])
     senses = [Sense(len(own) / len(occurrences), own, words) for own, words in zip(members, substitutes, strict=True)]
     return WordSenses(word, senses, occurrences, groups.labels, vectors)
-
-
-def distinct_words(fit: Floats, words: Sequence[str], left_out: set[str]) -> list[list[str]]:
-    """Words that fit one sense more than the others.
-
-    Args:
-        fit: (senses, V): probability of each word in each sense; words of zeros are not labels.
-        words: The V words.
-        left_out: Lowercase words that are not labels.
-
-    Returns:
-        For each sense its best words by p / (sum of p over the senses) * p.
-    """
-    scores = fit * fit / np.maximum(fit.sum(axis=0), 1e-300)
-    results = []
-    for row in scores:
-        best = (words[place] for place in np.argsort(-row, kind="stable")[:MOST_SEEN] if row[place] > 0)
-        fitting = (word for word in best if word.isalpha() and word.casefold() not in left_out)
-        results.append(list(islice(fitting, NUM_SUBSTITUTES)))
-    return results
