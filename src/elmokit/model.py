@@ -38,7 +38,7 @@ from elmokit.files import sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.rows import arrays_of, tensors_of
 from elmokit.inference.runner import Runner, Sentence, StateRule
-from elmokit.inference.scores import Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
+from elmokit.inference.scores import NUM_READ, Perplexity, Scorer, Substitute, TokenLogProbs, perplexity_of
 from elmokit.inference.sense_labels import SenseLabels
 from elmokit.inference.senses import Occurrence, WordSenses, find_occurrences, group_senses
 from elmokit.inference.vectors import Floats, check_vectors
@@ -689,9 +689,17 @@ class ELMo(nn.Module):
         return perplexity_of(self.log_probs(sentences))
 
     def substitutes(
-        self, sentence: Sentence, *, position: int | None = None, k: int = 10, keep_word: bool = False
+        self,
+        sentence: Sentence,
+        *,
+        position: int | None = None,
+        k: int = 10,
+        keep_word: bool = False,
+        num_read: int = NUM_READ,
     ) -> list[Substitute]:
         """The k likeliest words for one place of a sentence.
+
+        The words before the place and those after it choose candidates; the sentence with each of them orders these.
 
         Args:
             sentence: A string with the place in brackets, "He sat on the [bank] ."; or tokens, with `position`.
@@ -699,20 +707,22 @@ class ELMo(nn.Module):
             k: Number of words.
             keep_word: Also return the word that is there, after the k words if it is not among them. A word outside the
                 vocabulary has no probability and is not returned.
+            num_read: Number of candidates. Each is read in the sentence, which takes most of the time; 0: the words
+                are ordered by each side alone, many times as fast and less well.
         """
-        k = check_integer("k", k)
+        k, num_read = check_integer("k", k), check_integer("num_read", num_read, least=0)
         if isinstance(sentence, str):
             if position is not None:
                 raise ValueError(f"position={position} is for token lists; in a string mark the word: 'the [bank] .'")
             marked = marked_word(sentence, self.tokenizer, allow_blank=True)
-            return self._scorer().substitutes(*marked, k, keep_word=keep_word)
+            return self._scorer().substitutes(*marked, k, keep_word=keep_word, num_read=num_read)
         tokens = check_tokens(sentence, "sentence", "a string such as 'He sat on the [bank] .', or a list of tokens")
         if position is None:
             raise ValueError("a token list needs position=, the place of the word to replace")
         if not tokens:
             raise ValueError("sentence has no tokens: there is no word to replace")
         position = check_integer("position", position, least=0, most=len(tokens) - 1)
-        return self._scorer().substitutes(tokens, position, k, keep_word=keep_word)
+        return self._scorer().substitutes(tokens, position, k, keep_word=keep_word, num_read=num_read)
 
     def senses(
         self,

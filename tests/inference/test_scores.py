@@ -11,7 +11,7 @@ import reference
 from elmokit.corpus import Corpus, heldout, prepare
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.inference.runner import Runner
-from elmokit.inference.scores import Scorer, perplexity_of
+from elmokit.inference.scores import REACH, Scorer, perplexity_of
 from elmokit.network import BiLM, OutputLayer
 from elmokit.storage.official import read_official
 from elmokit.text import TREEBANK, Vocabulary, make_word_ids
@@ -213,15 +213,44 @@ def test_substitutes_weigh_left_and_right_context_against_frequency(case):
     total = math.log(sum(map(math.exp, scores.values())))
     expected = sorted(((word, score - total) for word, score in scores.items()), key=lambda pair: -pair[1])
 
-    found = case.scorer.substitutes(tokens, position, 100, keep_word=True)
+    found = case.scorer.substitutes(tokens, position, 100, keep_word=True, num_read=0)
     assert [substitute.word for substitute in found] == [word for word, _ in expected]
     np.testing.assert_allclose([s.log_prob for s in found], [score for _, score in expected], rtol=1e-3, atol=1e-4)
     least = min(scores, key=scores.get)
-    kept = case.scorer.substitutes([*tokens[:position], least, *tokens[position + 1 :]], position, 2, keep_word=True)
+    changed = [*tokens[:position], least, *tokens[position + 1 :]]
+    kept = case.scorer.substitutes(changed, position, 2, keep_word=True, num_read=0)
     assert [s.word for s in kept] == [expected[0][0], expected[1][0], least]
     np.testing.assert_allclose(kept[2].log_prob, scores[least] - total, rtol=1e-3, atol=1e-4)
-    others = [s.word for s in case.scorer.substitutes(tokens, position, 4)]
+    others = [s.word for s in case.scorer.substitutes(tokens, position, 4, num_read=0)]
     assert others == [word for word, _ in expected if word != "bank"][:4]
+
+
+def test_the_words_that_are_read_share_their_mass_by_the_probability_of_the_sentence_with_each(case):
+    tokens, position, num_read = SENTENCES[3], 4, 5
+    by_sides = {s.word: s.log_prob for s in case.scorer.substitutes(tokens, position, 100, keep_word=True, num_read=0)}
+    read = list(by_sides)[:num_read]
+    least = list(by_sides)[-1]
+    changed = [*tokens[:position], least, *tokens[position + 1 :]]  # it is read too where it is kept
+    for sentence, words in ((tokens, read), (changed, [*read, least])):
+        scored = case.expected([[*tokens[:position], word, *tokens[position + 1 :]] for word in words])
+        of_sentences = np.array([(one.forward.sum() + one.backward.sum()) / 2 for one in scored])
+        mass = np.logaddexp.reduce([by_sides[word] for word in words])
+        expected = by_sides | dict(zip(words, of_sentences - np.logaddexp.reduce(of_sentences) + mass, strict=True))
+
+        found = case.scorer.substitutes(sentence, position, 100, keep_word=True, num_read=num_read)
+        assert [s.word for s in found] == sorted(expected, key=expected.get, reverse=True)
+        np.testing.assert_allclose(
+            [s.log_prob for s in found], sorted(expected.values(), reverse=True), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_words_are_read_with_a_limited_number_of_tokens_on_each_side(case):
+    near = [*["the", "river"] * (REACH // 2), "bank", *["of", "the"] * (REACH // 2)]
+    expected = case.scorer.substitutes(near, REACH, 100, keep_word=True, num_read=100)  # all words are read
+    found = case.scorer.substitutes(["money", *near, "sat", "."], REACH + 1, 100, keep_word=True, num_read=100)
+    assert [s.word for s in found] == [s.word for s in expected]
+    np.testing.assert_allclose([s.log_prob for s in found], [s.log_prob for s in expected], atol=1e-5)
+    assert len(found) == len(WORDS) - 3  # without the special words
 
 
 def test_a_word_outside_the_vocabulary_has_substitutes_too(case):
@@ -230,10 +259,13 @@ def test_a_word_outside_the_vocabulary_has_substitutes_too(case):
     assert not {"<S>", "</S>", "<UNK>"} & {substitute.word for substitute in found}
 
 
-@pytest.mark.parametrize(("position", "k", "message"), [(2, 1, "tokens 0 to 1"), (-1, 1, "position"), (0, 0, "k is 0")])
-def test_substitutes_refuse_a_place_outside_the_sentence(case, position, k, message):
+@pytest.mark.parametrize(
+    ("position", "k", "num_read", "message"),
+    [(2, 1, 1, "tokens 0 to 1"), (-1, 1, 1, "position"), (0, 0, 1, "k is 0"), (0, 1, -1, "num_read is -1")],
+)
+def test_substitutes_refuse_a_place_outside_the_sentence(case, position, k, num_read, message):
     with pytest.raises(ValueError, match=message):
-        case.scorer.substitutes(["she", "sat"], position, k)
+        case.scorer.substitutes(["she", "sat"], position, k, num_read=num_read)
 
 
 def test_a_vocabulary_that_is_not_the_models_is_refused(official_model):

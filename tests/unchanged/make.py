@@ -451,7 +451,9 @@ def language_of(model: ELMo, sentences: Sequence[str | list[str]]) -> Values:
         "backward log-probabilities": np.concatenate([scores.backward for scores in scored]),
         "log-probabilities of ends": np.array([[scores.forward_end, scores.backward_end] for scores in scored]),
         "perplexity": perplexity_of(dataclasses.asdict(model.perplexity(sentences))),
-        "substitutes": [dataclasses.asdict(one) for one in model.substitutes("We sat by the [bank] .", k=6)],
+        "substitutes": [
+            dataclasses.asdict(one) for one in model.substitutes("We sat by the [bank] .", k=6, num_read=0)
+        ],
     }
 
 

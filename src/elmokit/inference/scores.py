@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from elmokit.inference.runner import Runner, Sentence
 from elmokit.inference.views import Reading, view_of
 from elmokit.network import BiLM, OutputLayer
 from elmokit.text import Vocabulary, join_tokens
+
+NUM_READ: Final = 24  # substitutes that are read in their sentence; more change little
+REACH: Final = 32  # tokens on each side of them that are read
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,30 +141,37 @@ class Scorer:
                 results[position] = scores if own is None or not own.tokens else scores.of_words(own)
         return [scores for scores in results if scores is not None]
 
-    def substitutes(self, tokens: Sequence[str], position: int, k: int, *, keep_word: bool = False) -> list[Substitute]:
+    def substitutes(
+        self, tokens: Sequence[str], position: int, k: int, *, keep_word: bool = False, num_read: int = NUM_READ
+    ) -> list[Substitute]:
         """The k words that fit best in place of `tokens[position]`, best first.
 
         p(w | left, right) is taken as proportional to p(w | left) p(w | right) / p(w), which is exact if left and right
         are independent given w. p(w) is log-uniform in the word's rank, as the vocabulary is sorted by frequency. The
-        special words are excluded. A token of which the model reads several units, such as a Chinese word, is replaced
-        by words of as many units (see `fills.py`).
+        special words are excluded. The best words by this are then read in the sentence: their probabilities together
+        stay, and each has a part of them proportional to the probability of the sentence with it, which depends on left
+        and right together. A token of which the model reads several units, such as a Chinese word, is replaced by words
+        of as many units, and these are not read in the sentence (see `fills.py`).
 
         Args:
             tokens: The sentence.
             position: Index of the token to replace.
             k: Number of words; fewer are returned if the vocabulary is smaller.
             keep_word: Also return the token itself, if the vocabulary has it; last if it is not among the k words.
+            num_read: Number of words that are read in the sentence, and the token itself if it is kept; 0: none.
 
         Returns:
             The words with their log-probabilities.
 
         Raises:
-            ValueError: If there is no such position, or k is less than 1.
+            ValueError: If there is no such position, k is less than 1, or num_read is less than 0.
         """
         if not 0 <= position < len(tokens):
             raise ValueError(f"position is {position}, the sentence has tokens 0 to {len(tokens) - 1}")
         if k < 1:
             raise ValueError(f"k is {k}: ask for at least one word")
+        if num_read < 0:
+            raise ValueError(f"num_read is {num_read}: pass 0 to read no word in the sentence, or more")
         units = [self.runner.tokenizer.units(token) for token in tokens]
         if len(units[position]) > 1:
             return self._fill(units, position, k, keep_word=keep_word)
@@ -173,11 +184,38 @@ class Scorer:
         if not keep_word and own != self.vocabulary.unk_id:
             scores[own] = -math.inf
         num_fitting = int(torch.isfinite(scores).sum())
+        if num_read:
+            read = scores.topk(min(num_read, num_fitting)).indices
+            if keep_word and torch.isfinite(scores[own]) and own not in read:
+                read = torch.cat([read, read.new_tensor([own])])
+            scores[read] = self._log_sentence(tokens, position, read).log_softmax(dim=0) + scores[read].logsumexp(dim=0)
         best = scores.topk(min(k, num_fitting))
         words = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         if keep_word and torch.isfinite(scores[own]) and all(word != own for word, _ in words):
             words.append((own, float(scores[own])))
         return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
+
+    @torch.no_grad()
+    def _log_sentence(self, tokens: list[str], position: int, words: Tensor) -> Tensor:
+        """Log-probability of a sentence with each of N words in one place: (N,), float64, up to a constant.
+
+        It is the mean over both directions. The forward one has predicted all tokens before the place before it reads
+        the word, so these are the same for all words and are left out; likewise backward.
+        """
+        left, right = tokens[max(0, position - REACH) : position], tokens[position + 1 : position + 1 + REACH]
+        place = len(left) + 1  # <S> comes first
+        ids = self.vocabulary.ids([*left, tokens[position], *right])
+        targets = words.new_tensor([self.vocabulary.bos_id, *ids, self.vocabulary.eos_id]).repeat(len(words), 1)
+        targets[:, place] = words  # (N, T+2)
+        sentences = [[*left, self.vocabulary.words[word], *right] for word in words.tolist()]
+        results = torch.zeros(len(words), dtype=torch.float64, device=words.device)
+        for batch, top in self._top_layers(sentences, None):
+            rows = torch.tensor(batch.positions, device=words.device)
+            ahead, back = top.chunk(2, dim=-1)  # (B, T+2, P)
+            ahead = self.output_layer.log_probs(ahead[:, place - 1 : -1], targets[rows, place:])
+            back = self.output_layer.log_probs(back[:, 1 : place + 2], targets[rows, : place + 1])
+            results[rows] = (ahead.double().sum(dim=1) + back.double().sum(dim=1)) / 2
+        return results
 
     def _fill(self, units: list[list[str]], position: int, k: int, *, keep_word: bool) -> list[Substitute]:
         """As `substitutes`, where the token is several units."""

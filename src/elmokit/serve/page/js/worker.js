@@ -162,7 +162,7 @@ function perplexityOf({ forward, backward, forward_end: forwardEnd, backward_end
   };
 }
 
-// p(w | left, right) ~ p(w | left) p(w | right) / p(w), as Scorer.substitutes
+// p(w | left, right) ~ p(w | left) p(w | right) / p(w), as Scorer.substitutes with num_read=0
 async function substitutes({ inputs: tokens, position, k, keep_word: keepWord }) {
   const { specials } = await info;
   const { words: names, ids } = await words;
