@@ -5,6 +5,7 @@ Input: token lists.  Output: `Batch`es, and a thread that prepares the next ones
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Batch:
     words: list[Words] | None = None
     """Tokens of each sentence, as the user gave them; None if they are `tokens`."""
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
         """Number of tokens of each sentence."""
         return [len(tokens) for tokens in self.tokens]

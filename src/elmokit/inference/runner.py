@@ -140,8 +140,11 @@ class Runner:
             for batch in batches:
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
-    def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:
-        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,); key None: no cache."""
+    def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor | None]:
+        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,), None without padding.
+
+        key None: no cache.
+        """
 
         def embed(new: Sequence[str]) -> Tensor:
             return self.embed_words(bilm, new)
@@ -155,7 +158,8 @@ class Runner:
             table = embed(distinct.words())
         numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths)), table.device)
         # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
-        return functional.embedding(numbers[1:], table), numbers[0]
+        vectors = functional.embedding(numbers[1:], table)
+        return vectors, numbers[0] if len(set(batch.lengths)) > 1 else None
 
     def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[State | None], BiLMOutput]) -> BiLMOutput:
         """Run a batch with the carried state, and keep the state after it.

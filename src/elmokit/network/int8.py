@@ -64,7 +64,7 @@ class Int8BiLM(BiLM):
     def contextualize(
         self,
         tokens: Tensor,
-        lengths: Tensor,
+        lengths: Tensor | None = None,
         *,
         state: State | None = None,
         keep_boundaries: bool = False,
@@ -102,10 +102,10 @@ class Int8LSTM(nn.Module):
         self.weights = cpu.quantize(layer.weights())
         self.bias = nn.Parameter(self.weights.bias, requires_grad=False)
 
-    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
         """See `ProjectedLSTM.forward`."""
 
-        def run(inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        def run(inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
             return cpu.lstm(inputs, lengths, self.weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
 
         return run_in_blocks(run, inputs, lengths, state, num_gates=self.bias.numel())

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from elmokit.kernels import eager, has_triton
 from elmokit.kernels.cuda import blocks
+from elmokit.kernels.cuda.launch import Bounds
 from elmokit.kernels.cuda.operators import lstm_directly, lstm_operator
 from elmokit.kernels.cuda.weights import cached_weights
-from elmokit.kernels.interface import LSTMState, LSTMWeights
+from elmokit.kernels.interface import LSTMState, LSTMWeights, zero_state
 
 __all__ = ["blocks", "is_available", "lstm"]
 
@@ -42,7 +43,7 @@ def lstm(
     inputs: Tensor,
     lengths: Tensor,
     weights: LSTMWeights,
-    state: LSTMState,
+    state: LSTMState | None,
     *,
     cell_clip: float | None,
     proj_clip: float | None,
@@ -54,17 +55,15 @@ def lstm(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
     with torch.autocast(device, enabled=False):
         prepared = cached_weights(weights, dtype)
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *state))
+        inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
+        bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *(state or ())))
+        dtypes = [weights.bias.dtype] * 2 if state is None else [part.dtype for part in state]
         # autograd and compilers need the operator, whose dispatch takes as long as one step of a short sentence
-        run = lstm_operator if save or torch.compiler.is_compiling() else lstm_directly
-        outputs, hidden, cell, *_ = run(
-            inputs.to(dtype),
-            lengths.to(torch.int32).contiguous(),
-            *prepared,
-            state.hidden.to(dtype),
-            state.cell,
-            math.inf if cell_clip is None else cell_clip,
-            math.inf if proj_clip is None else proj_clip,
-            save,
-        )
-    return outputs, LSTMState(hidden.to(state.hidden.dtype), cell.to(state.cell.dtype))
+        if save or torch.compiler.is_compiling():
+            hidden, cell = zero_state(inputs, weights.bias) if state is None else state
+            outputs, hidden, cell, *_ = lstm_operator(inputs, lengths, *prepared, hidden.to(dtype), cell, *bounds, save)
+        else:
+            num_cells = weights.projection.shape[1]
+            outputs, (hidden, cell), _ = lstm_directly(inputs, lengths, prepared, state, bounds, num_cells=num_cells)
+    return outputs, LSTMState(hidden.to(dtypes[0]), cell.to(dtypes[1]))
