@@ -48,6 +48,11 @@ class Batch:
         """Number of tokens of each sentence."""
         return [len(tokens) for tokens in self.tokens]
 
+    @functools.cached_property
+    def is_padded(self) -> bool:
+        """Whether sentences are of different lengths, so that some of them are padded."""
+        return len(set(self.lengths)) > 1
+
     @property
     def num_words(self) -> list[int]:
         """Number of tokens of each sentence, as the user gave them."""

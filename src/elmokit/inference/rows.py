@@ -65,4 +65,7 @@ def packed_places(lengths: Sequence[int], num_layers: int, num_steps: int) -> np
     sizes = np.array(lengths, np.int64).repeat(num_layers)  # of the layers of each sentence
     ends = sizes.cumsum()
     first = (np.arange(num_layers) * (num_steps * num_rows) + np.arange(num_rows)[:, None]).ravel()
-    return np.arange(sizes.sum()) * num_rows + (first - (ends - sizes) * num_rows).repeat(sizes)
+    places: npt.NDArray[np.int64] = np.arange(sizes.sum()) * num_rows + (first - (ends - sizes) * num_rows).repeat(
+        sizes
+    )
+    return places

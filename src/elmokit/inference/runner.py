@@ -104,7 +104,7 @@ class Runner:
         """
         batch_size = check_optional_integer("batch_size", batch_size)
         batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
-        device = next(bilm.parameters()).device
+        device = bilm.boundary_ids.device  # a parameter takes longer to find
         budget: int | None
         carry = self.state == "carry" and not ignore_state
         if carry:  # batches in order: a row continues the same row of the batch before
@@ -125,7 +125,9 @@ class Runner:
             vectors, lengths = self._token_vectors(bilm, batch, None if look is None else look.key)
 
             def run(state: State | None) -> BiLMOutput:
-                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True, with_state=carry)
+                return bilm.contextualize(
+                    vectors, lengths, state=state, keep_boundaries=True, with_state=carry, padded=batch.is_padded
+                )
 
             if carry:
                 return self.carrying(bilm, len(batch.tokens), run)
@@ -140,11 +142,8 @@ class Runner:
             for batch in batches:
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
-    def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor | None]:
-        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,), None without padding.
-
-        key None: no cache.
-        """
+    def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:
+        """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,); key None: no cache."""
 
         def embed(new: Sequence[str]) -> Tensor:
             return self.embed_words(bilm, new)
@@ -156,10 +155,9 @@ class Runner:
             distinct = Slots()
             slots = distinct.of(words)
             table = embed(distinct.words())
-        numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths)), table.device)
+        numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths, padded=batch.is_padded)), table.device)
         # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
-        vectors = functional.embedding(numbers[1:], table)
-        return vectors, numbers[0] if len(set(batch.lengths)) > 1 else None
+        return functional.embedding(numbers[1:], table), numbers[0]
 
     def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[State | None], BiLMOutput]) -> BiLMOutput:
         """Run a batch with the carried state, and keep the state after it.
@@ -221,12 +219,13 @@ def _windows(sentences: Sequence[Sentence]) -> list[int]:
     return [0, *range(max(1, first), len(sentences), SENTENCES_AT_ONCE), len(sentences)]
 
 
-def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int], *, padded: bool) -> npt.NDArray[np.int64]:
     """What a device needs to know of a batch, in one array, which is one copy.
 
     Args:
         slots: Of <S>, </S> and all tokens of all sentences.
         lengths: B numbers of tokens.
+        padded: They differ.
 
     Returns:
         (1 + T, B): the lengths with boundaries; then the slots of <S>, the sentence, </S> and padding, time first.
@@ -235,7 +234,11 @@ def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArr
     grid = np.full((len(sizes), sizes.max(initial=0) + 3), slots[1])
     grid[:, 0] = sizes + 2
     grid[:, 1] = slots[0]
-    grid[:, 2:-1][np.arange(grid.shape[1] - 3) < sizes[:, None]] = slots[2:]
+    inside = grid[:, 2:-1]
+    if padded:
+        inside[np.arange(inside.shape[1]) < sizes[:, None]] = slots[2:]
+    else:
+        inside[:] = slots[2:].reshape(inside.shape)
     return np.ascontiguousarray(grid.T)
 
 

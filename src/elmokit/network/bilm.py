@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -194,7 +194,7 @@ class BiLM(nn.Module):
         """The parameters of context-free vectors."""
         encoder = self.char_encoder or self.lexicon_encoder
         if encoder is not None:
-            return list(parameters_of(encoder))
+            return parameters_of(encoder)
         return [] if self.word_embedding is None else [self.word_embedding]
 
     # ---- context-free vectors -> layers ------------------------------------------------------------------------------
@@ -235,32 +235,32 @@ class BiLM(nn.Module):
     def contextualize(
         self,
         tokens: Tensor,
-        lengths: Tensor | None = None,
+        lengths: Tensor,
         *,
         state: State | None = None,
         keep_boundaries: bool = False,
         with_state: bool = True,
+        padded: bool = True,
     ) -> BiLMOutput:
         """Run the layers over token vectors.
 
         Args:
             tokens: (T, B, P), time first, each row with its boundary tokens.
-            lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read. None: every row
-                has T tokens, which saves operations on the way of a single sentence.
+            lengths: (B,) number of tokens per row, with boundaries; vectors after them are not read.
             state: State after the batch before this one; None starts from zeros.
             keep_boundaries: Keep the boundary tokens in the result.
             with_state: Return the state, which is gathered from all layers.
+            padded: Rows may be shorter than T. A sentence alone is not, and is not to wait for operations on padding.
         """
         num_steps, num_rows = tokens.shape[:2]
-        if lengths is None:
-            lengths, mask, x = torch.full((num_rows,), num_steps, device=tokens.device), None, tokens
-        else:
+        mask, x = None, tokens
+        if padded:
             mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
             x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
         if state is not None:
             state = self._check_state(state, num_rows)
         layers, after = self.run_layers(x.expand(2, *x.shape), lengths, state, with_state=with_state)  # (D, T, B, P)
-        if mask is None:  # now, while a GPU computes the layers
+        if mask is None:  # now, when a GPU already computes the layers
             mask = torch.ones((num_steps, num_rows), dtype=torch.bool, device=tokens.device)
         if isinstance(after, AttentionState):  # autocast computes in another dtype
             keys, values = after.past_keys.to(tokens.dtype), after.past_values.to(tokens.dtype)
@@ -369,17 +369,15 @@ def _refuse_tracing() -> None:
         raise RuntimeError(NO_TRACING)
 
 
-def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of a module and of its parts, as `module.parameters()`.
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module and of its parts, in a fixed order.
 
-    That makes the name of each as well, which took a tenth of the host's time for one sentence.
+    `module.parameters()` makes the name of each as well, which took a tenth of the host's time for one sentence.
     """
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            yield parameter
-    for part in module._modules.values():
-        if part is not None:
-            yield from parameters_of(part)
+    parts = [module]
+    for part in parts:  # which grow meanwhile
+        parts.extend(child for child in part._modules.values() if child is not None)
+    return [parameter for part in parts for parameter in part._parameters.values() if parameter is not None]
 
 
 # ---- checks of ids ---------------------------------------------------------------------------------------------------

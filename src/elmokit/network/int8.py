@@ -64,16 +64,22 @@ class Int8BiLM(BiLM):
     def contextualize(
         self,
         tokens: Tensor,
-        lengths: Tensor | None = None,
+        lengths: Tensor,
         *,
         state: State | None = None,
         keep_boundaries: bool = False,
         with_state: bool = True,
+        padded: bool = True,
     ) -> BiLMOutput:
         """See `BiLM.contextualize`. Autocast has no effect."""
         with torch.autocast("cpu", enabled=False):
             return super().contextualize(
-                tokens, lengths, state=state, keep_boundaries=keep_boundaries, with_state=with_state
+                tokens,
+                lengths,
+                state=state,
+                keep_boundaries=keep_boundaries,
+                with_state=with_state,
+                padded=padded,
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8BiLM:

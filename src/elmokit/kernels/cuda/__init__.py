@@ -17,6 +17,7 @@ and `elementwise` need Triton.
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -52,8 +53,11 @@ def lstm(
     if not inputs.numel():
         return eager.lstm(inputs, lengths, weights, state, cell_clip=cell_clip, proj_clip=proj_clip)
     device = inputs.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
-    with torch.autocast(device, enabled=False):
+    dtype = inputs.dtype
+    exact: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if torch.is_autocast_enabled(device):  # the context takes as long as a launch
+        dtype, exact = torch.get_autocast_dtype(device), torch.autocast(device, enabled=False)
+    with exact:
         prepared = cached_weights(weights, dtype)
         inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
         bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)

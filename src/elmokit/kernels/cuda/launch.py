@@ -65,7 +65,8 @@ def run_forward(
     C, K = weights.projection.shape[1:]
     make = inputs.new_zeros if width < K else inputs.new_empty
     rows = make(directions, times + 2, num_rows, 2 * K)
-    rows[:, 1:-1, :, :width] = inputs
+    inside = rows[:, 1:-1]
+    inside[..., :width] = inputs
     hidden = rows.flatten(0, 1)[:, :, K : K + width]  # (D (T + 2), B, P)
     before = hidden[1 :: 2 * times + 1]  # (D, B, P): slot 1 forward, slot T backward
     if state is None:
@@ -82,7 +83,7 @@ def run_forward(
     cells = inputs.new_empty(directions, times, num_rows, C) if save else nothing
     hoisted = nothing
     if plan.hoisted:
-        hoisted = torch.bmm(rows[:, 1:-1, :, :K].flatten(1, 2), weights.weight[:, :K])
+        hoisted = torch.bmm(inside[..., :K].flatten(1, 2), weights.weight[:, :K])
     partials = cell.new_empty(plan.split if plan.split > 1 else 0, directions, num_rows, K)
     tensors = (rows, weights.weight, weights.bias, hoisted, weights.projection, lengths, cell, cell_output, outputs)
     _run_loop(
