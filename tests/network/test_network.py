@@ -341,6 +341,18 @@ def test_outputs_at_padding_are_exactly_zero(model, bilm, keep_boundaries):
     assert output.layers[:, output.mask].abs().sum(dim=-1).all()
 
 
+@pytest.mark.parametrize("keep_boundaries", [False, True])
+def test_rows_without_padding_need_no_mask(bilm, keep_boundaries):
+    tokens = torch.randn(7, 3, bilm.config.projection_dim)  # (T, B, P)
+    expected, found = (
+        bilm.contextualize(tokens, torch.full((3,), 7), keep_boundaries=keep_boundaries, padded=padded)
+        for padded in (True, False)
+    )
+    assert torch.equal(found.layers, expected.layers)
+    assert torch.equal(found.mask, expected.mask)
+    assert all(torch.equal(a, b) for a, b in zip(found.state, expected.state, strict=True))
+
+
 def test_boundary_tokens_are_kept_where_asked(model, bilm):
     ids = model.ids(SENTENCES)
     whole, bare = bilm(ids, keep_boundaries=True), bilm(ids)

@@ -23,7 +23,8 @@ from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.weights_watch import WeightsWatch
 from elmokit.inference.word_cache import Slots, WordCache
 from elmokit.network import BiLM, BiLMOutput, State, to_device
-from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_list, as_tokens
+from elmokit.text.sentences import check_batch
 
 StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
@@ -115,8 +116,10 @@ class Runner:
             bounds = _windows(sentences)
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
-            tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
-            return plan(tokens, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
+            part = as_list(sentences[slice(*window)])
+            if self.tokenizer.splits_words or set(map(type, part)) != {list}:
+                part = as_tokens(part, self.tokenizer, first=window[0])
+            return plan(part, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
 
         # looking up a row of a table is as fast as looking it up in the cache
         look = self._watch.look(bilm) if use_cache and bilm.word_embedding is None else None
@@ -140,6 +143,8 @@ class Runner:
 
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
+                # checked now, not before the first batch, for which a GPU would wait
+                batch = Batch(batch.positions, check_batch(batch.tokens, batch.positions), batch.words)
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
     def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:

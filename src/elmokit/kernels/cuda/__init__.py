@@ -61,7 +61,7 @@ def lstm(
         prepared = cached_weights(weights, dtype)
         inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
         bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *(state or ())))
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *(() if state is None else state)))
         dtypes = [weights.bias.dtype] * 2 if state is None else [part.dtype for part in state]
         # autograd and compilers need the operator, whose dispatch takes as long as one step of a short sentence
         if save or torch.compiler.is_compiling():
