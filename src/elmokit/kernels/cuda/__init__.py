@@ -18,6 +18,7 @@ and `elementwise` need Triton.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 
 import torch
@@ -37,7 +38,12 @@ def is_available(inputs: Tensor) -> bool:
     """Whether this engine runs `inputs`; if not, `eager` runs them."""
     if not inputs.is_cuda or inputs.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
-    return has_triton() and torch.cuda.get_device_capability(inputs.device) >= (8, 0)
+    return has_triton() and _is_recent(inputs.device)
+
+
+@functools.cache
+def _is_recent(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def lstm(
@@ -61,8 +67,9 @@ def lstm(
         prepared = cached_weights(weights, dtype)
         inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
         bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *(() if state is None else state)))
-        dtypes = [weights.bias.dtype] * 2 if state is None else [part.dtype for part in state]
+        before = [] if state is None else [*state]
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *before))
+        dtypes = [part.dtype for part in before] or [weights.bias.dtype] * 2
         # autograd and compilers need the operator, whose dispatch takes as long as one step of a short sentence
         if save or torch.compiler.is_compiling():
             hidden, cell = zero_state(inputs, weights.bias) if state is None else state
