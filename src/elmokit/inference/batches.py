@@ -110,7 +110,7 @@ def plan(
         chosen = order[begin : begin + size]
         tokens = [sentences[number] for number in chosen]
         own_words = None
-        if any(words[number] is not None for number in chosen):
+        if tokenizer.splits_words and any(words[number] is not None for number in chosen):
             own_words = [
                 words[number] or Words(sentences[number], list(range(len(sentences[number]) + 1))) for number in chosen
             ]
