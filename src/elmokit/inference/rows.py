@@ -63,9 +63,8 @@ def packed_places(lengths: Sequence[int], num_layers: int, num_steps: int) -> np
     """Where the tokens of each sentence are, layer after layer, in rows laid out as (num_layers, num_steps, B)."""
     num_rows = len(lengths)
     sizes = np.array(lengths, np.int64).repeat(num_layers)  # of the layers of each sentence
-    ends = sizes.cumsum()
-    first = (np.arange(num_layers) * (num_steps * num_rows) + np.arange(num_rows)[:, None]).ravel()
-    places: npt.NDArray[np.int64] = np.arange(sizes.sum()) * num_rows + (first - (ends - sizes) * num_rows).repeat(
-        sizes
-    )
+    first = (np.arange(num_layers) * (num_steps * num_rows) + np.arange(num_rows)[:, None]).ravel()  # places of them
+    begins = sizes.cumsum() - sizes
+    from_zero = (first - begins * num_rows).repeat(sizes)  # where the first token of the batch would be, in their steps
+    places: npt.NDArray[np.int64] = from_zero + np.arange(len(from_zero)) * num_rows
     return places
