@@ -43,7 +43,7 @@ from elmokit.inference.sense_labels import SenseLabels
 from elmokit.inference.senses import Occurrence, WordSenses, find_occurrences, group_senses
 from elmokit.inference.vectors import Floats, check_vectors
 from elmokit.inference.views import Layers, Reading, View, default_layers, view_of
-from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, to_device
+from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, parameters_of, to_device
 from elmokit.network.int8 import quantized
 from elmokit.progress import OnProgress, reporting
 from elmokit.storage import folder as model_folder
@@ -416,7 +416,7 @@ class ELMo(nn.Module):
     @property
     def freeze(self) -> bool:
         """Whether no weight of the biLM is trained. Set it to freeze or unfreeze the complete biLM."""
-        return not any(parameter.requires_grad for parameter in self.bilm.parameters())
+        return not any(parameter.requires_grad for parameter in parameters_of(self.bilm))
 
     @freeze.setter
     def freeze(self, freeze: bool) -> None:

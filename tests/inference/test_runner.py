@@ -63,6 +63,15 @@ def test_batches_go_by_length_within_the_budget():
     assert [b.positions for b in plan([["w"] * 99], 0, budget=5, batch_size=None)] == [[0]]
 
 
+def test_a_wrong_token_is_named_also_in_a_later_batch():
+    bilm = BiLM(BiLMConfig(filters=((1, 4),), num_highways=1, cell_dim=8, projection_dim=4))
+    sentences = [["a"], ["b", "c", "d"], ["e", 5]]
+    with pytest.raises(ValueError, match=r"sentences\[2\]\[1\] is 5 \(int\): expected a token"):
+        ELMo(bilm).embed(sentences, batch_size=1)
+    one, other = ELMo(bilm).embed([["b", "c"], [np.str_("a")]], batch_size=1)
+    assert (len(one), len(other)) == (2, 1)
+
+
 def test_a_batch_ends_where_two_batches_take_less_time():
     lengths = np.random.default_rng(0).lognormal(3.0, 0.6, 3000).astype(int)
     batches = plan([["w"] * length for length in lengths], 0, budget=65536, batch_size=1024)

@@ -219,6 +219,24 @@ def test_the_kernels_agree_with_eager(
     assert all(relative(a, b) < 1e-5 for a, b in zip(grads, expected_grads, strict=True))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("width", "cells"), [(64, 64), (20, 70)])
+@pytest.mark.parametrize("trained", [False, True])
+def test_no_state_is_a_state_of_zeros(width: int, cells: int, trained: bool) -> None:
+    pytest.importorskip("triton")
+    tensors, lengths, _ = random_layer(steps=3, rows=2, width=width, cells=cells)
+    inputs, *rest = (t.float() for t in tensors)
+    weights, zeros = LSTMWeights(*rest[:4]), LSTMState(*(torch.zeros_like(t) for t in rest[4:]))
+    weights.bias.requires_grad_(trained)
+    for engine in (cuda, eager):
+        expected, state = engine.lstm(inputs, lengths, weights, zeros, cell_clip=1.0, proj_clip=1.0)
+        outputs, after = engine.lstm(inputs, lengths, weights, None, cell_clip=1.0, proj_clip=1.0)
+        assert torch.equal(outputs, expected)
+        assert all(torch.equal(a, b) for a, b in zip(after, state, strict=True))
+        assert [part.is_contiguous() for part in after] == [True, True]
+
+
 # --- on a GPU
 
 SHAPES = [

@@ -14,7 +14,7 @@ import reference
 from elmokit import kernels
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, eager
-from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, find_device, lstm
+from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, find_device, lstm, parameters_of
 from elmokit.network.bilm import distinct_rows
 from elmokit.storage.official import read_official
 from elmokit.text import batch_to_ids
@@ -339,6 +339,22 @@ def test_outputs_at_padding_are_exactly_zero(model, bilm, keep_boundaries):
     assert output.mask.sum(dim=1).tolist() == [len(sentence) + 2 * keep_boundaries for sentence in SENTENCES]
     assert not output.layers[:, ~output.mask].any()
     assert output.layers[:, output.mask].abs().sum(dim=-1).all()
+
+
+def test_parameters_are_those_of_the_module_in_its_order(bilm):
+    assert [id(one) for one in parameters_of(bilm)] == [id(one) for one in bilm.parameters()]
+
+
+@pytest.mark.parametrize("keep_boundaries", [False, True])
+def test_rows_without_padding_need_no_mask(bilm, keep_boundaries):
+    tokens = torch.randn(7, 3, bilm.config.projection_dim)  # (T, B, P)
+    expected, found = (
+        bilm.contextualize(tokens, torch.full((3,), 7), keep_boundaries=keep_boundaries, padded=padded)
+        for padded in (True, False)
+    )
+    assert torch.equal(found.layers, expected.layers)
+    assert torch.equal(found.mask, expected.mask)
+    assert all(torch.equal(a, b) for a, b in zip(found.state, expected.state, strict=True))
 
 
 def test_boundary_tokens_are_kept_where_asked(model, bilm):

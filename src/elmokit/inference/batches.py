@@ -5,6 +5,7 @@ Input: token lists.  Output: `Batch`es, and a thread that prepares the next ones
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,10 +43,15 @@ class Batch:
     words: list[Words] | None = None
     """Tokens of each sentence, as the user gave them; None if they are `tokens`."""
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
         """Number of tokens of each sentence."""
         return [len(tokens) for tokens in self.tokens]
+
+    @functools.cached_property
+    def is_padded(self) -> bool:
+        """Whether sentences are of different lengths, so that some of them are padded."""
+        return len(set(self.lengths)) > 1
 
     @property
     def num_words(self) -> list[int]:
@@ -104,7 +110,7 @@ def plan(
         chosen = order[begin : begin + size]
         tokens = [sentences[number] for number in chosen]
         own_words = None
-        if any(words[number] is not None for number in chosen):
+        if tokenizer.splits_words and any(words[number] is not None for number in chosen):
             own_words = [
                 words[number] or Words(sentences[number], list(range(len(sentences[number]) + 1))) for number in chosen
             ]

@@ -61,9 +61,10 @@ def _by_sentence(rows: Tensor, lengths: Sequence[int]) -> zip[tuple[Tensor, int]
 
 def packed_places(lengths: Sequence[int], num_layers: int, num_steps: int) -> npt.NDArray[np.int64]:
     """Where the tokens of each sentence are, layer after layer, in rows laid out as (num_layers, num_steps, B)."""
-    sizes = np.array(lengths, np.int64)
-    row = np.arange(len(sizes)).repeat(num_layers * sizes)
-    ends = (num_layers * sizes).cumsum()
-    number = np.arange(len(row)) - (ends - num_layers * sizes).repeat(num_layers * sizes)  # in its sentence
-    layer, time = np.divmod(number, sizes.repeat(num_layers * sizes))
-    return (layer * num_steps + time) * len(sizes) + row
+    num_rows = len(lengths)
+    sizes = np.array(lengths, np.int64).repeat(num_layers)  # of the layers of each sentence
+    first = (np.arange(num_layers) * (num_steps * num_rows) + np.arange(num_rows)[:, None]).ravel()  # places of them
+    begins = sizes.cumsum() - sizes
+    from_zero = (first - begins * num_rows).repeat(sizes)  # where the first token of the batch would be, in their steps
+    places: npt.NDArray[np.int64] = from_zero + np.arange(len(from_zero)) * num_rows
+    return places

@@ -23,7 +23,8 @@ from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.weights_watch import WeightsWatch
 from elmokit.inference.word_cache import Slots, WordCache
 from elmokit.network import BiLM, BiLMOutput, State, to_device
-from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_tokens
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_list, as_tokens
+from elmokit.text.sentences import check_batch
 
 StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
@@ -104,7 +105,7 @@ class Runner:
         """
         batch_size = check_optional_integer("batch_size", batch_size)
         batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
-        device = next(bilm.parameters()).device
+        device = bilm.boundary_ids.device  # a parameter takes longer to find
         budget: int | None
         carry = self.state == "carry" and not ignore_state
         if carry:  # batches in order: a row continues the same row of the batch before
@@ -115,8 +116,10 @@ class Runner:
             bounds = _windows(sentences)
 
         def prepare(window: tuple[int, int]) -> list[Batch]:
-            tokens = as_tokens(sentences[slice(*window)], self.tokenizer, first=window[0])
-            return plan(tokens, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
+            part = as_list(sentences[slice(*window)])
+            if self.tokenizer.splits_words or set(map(type, part)) != {list}:
+                part = as_tokens(part, self.tokenizer, first=window[0])
+            return plan(part, window[0], budget=budget, batch_size=batch_size, tokenizer=self.tokenizer)
 
         # looking up a row of a table is as fast as looking it up in the cache
         look = self._watch.look(bilm) if use_cache and bilm.word_embedding is None else None
@@ -125,7 +128,9 @@ class Runner:
             vectors, lengths = self._token_vectors(bilm, batch, None if look is None else look.key)
 
             def run(state: State | None) -> BiLMOutput:
-                return bilm.contextualize(vectors, lengths, state=state, keep_boundaries=True, with_state=carry)
+                return bilm.contextualize(
+                    vectors, lengths, state=state, keep_boundaries=True, with_state=carry, padded=batch.is_padded
+                )
 
             if carry:
                 return self.carrying(bilm, len(batch.tokens), run)
@@ -138,6 +143,8 @@ class Runner:
 
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
+                # checked now, not before the first batch, for which a GPU would wait
+                batch = Batch(batch.positions, check_batch(batch.tokens, batch.positions), batch.words)
                 yield from _run_batch(batch, contextualize, can_split=not carry)
 
     def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:
@@ -153,7 +160,7 @@ class Runner:
             distinct = Slots()
             slots = distinct.of(words)
             table = embed(distinct.words())
-        numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths)), table.device)
+        numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths, padded=batch.is_padded)), table.device)
         # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
         return functional.embedding(numbers[1:], table), numbers[0]
 
@@ -217,12 +224,13 @@ def _windows(sentences: Sequence[Sentence]) -> list[int]:
     return [0, *range(max(1, first), len(sentences), SENTENCES_AT_ONCE), len(sentences)]
 
 
-def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int], *, padded: bool) -> npt.NDArray[np.int64]:
     """What a device needs to know of a batch, in one array, which is one copy.
 
     Args:
         slots: Of <S>, </S> and all tokens of all sentences.
         lengths: B numbers of tokens.
+        padded: They differ.
 
     Returns:
         (1 + T, B): the lengths with boundaries; then the slots of <S>, the sentence, </S> and padding, time first.
@@ -231,7 +239,11 @@ def _arranged(slots: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArr
     grid = np.full((len(sizes), sizes.max(initial=0) + 3), slots[1])
     grid[:, 0] = sizes + 2
     grid[:, 1] = slots[0]
-    grid[:, 2:-1][np.arange(grid.shape[1] - 3) < sizes[:, None]] = slots[2:]
+    inside = grid[:, 2:-1]
+    if padded:
+        inside[np.arange(inside.shape[1]) < sizes[:, None]] = slots[2:]
+    else:
+        inside[:] = slots[2:].reshape(inside.shape)
     return np.ascontiguousarray(grid.T)
 
 

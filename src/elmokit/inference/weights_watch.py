@@ -9,14 +9,14 @@ change of a complete row or column of the published models is noticed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from elmokit.kernels import product_dtype, samples_of
-from elmokit.network import BiLM
+from elmokit.network import BiLM, to_host
 
 NUM_SAMPLES = 2048  # elements of each weight that are compared
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -30,11 +30,14 @@ class WeightsWatch:
         self._places: tuple[object, ...] = ()  # what changes if PyTorch knows of a change
         # elements of every weight, where they are in memory; those of a weight with gaps are copies, and not kept
         self._views: list[Tensor] = []
-        self._samples = torch.empty(0)  # what they were
+        self._samples = torch.empty(0)  # what they were, on the host
         self._generation = 0
 
     def look(self, bilm: BiLM) -> Look:
-        """Start to compare the weights of a biLM with those of the call before. The host does not wait for a GPU."""
+        """Start to compare the weights of a biLM with those of the call before.
+
+        The host does not wait for a GPU, except for weights that PyTorch knows to be others.
+        """
         weights = bilm.word_parameters()
         tensors = [(w.data_ptr(), 0 if w.is_inference() else w._version, w.dtype, w.device) for w in weights]
         places = (*tensors, product_dtype(weights[0]))
@@ -43,13 +46,11 @@ class WeightsWatch:
                 self._places = places
                 views = _views_of(weights)
                 self._views = views if all(weight.is_contiguous() for weight in weights) else []
-                return Look(self, self._remember(_joined(views)), None)
-            samples_now = _joined(self._views or _views_of(weights))
-            if samples_now.is_cuda:
-                return Look(self, self._generation, _Answer(samples_now, self._samples))
-            # NumPy, because a comparison in PyTorch would start OpenMP's threads
-            is_same = np.array_equal(samples_now.numpy(), self._samples.numpy())
-            return Look(self, self._generation if is_same else self._remember(samples_now), None)
+                return Look(self, self._remember(to_host(_joined(views))()), None)
+            answer = _Answer(to_host(_joined(self._views or _views_of(weights))), self._samples)
+            if weights[0].is_cuda:
+                return Look(self, self._generation, answer)
+            return Look(self, self._generation if answer.is_same() else self._remember(answer.samples), None)
 
     def renew(self, samples: Tensor) -> int:
         """Remember samples that differ from the last ones; returns a new key."""
@@ -79,17 +80,17 @@ class Look:
 
 
 class _Answer:
-    """A comparison on a GPU, on its way to the host."""
+    """A comparison whose samples are on their way to the host: each operation on a GPU would be a launch."""
 
-    def __init__(self, samples: Tensor, before: Tensor) -> None:
-        self.samples = samples
-        differs = torch.ne(samples, before).any()
-        self._differs = differs.to("cpu", non_blocking=True)
-        self._arrived = torch.cuda.current_stream(samples.device).record_event()
+    samples: Tensor  # once it is known
+
+    def __init__(self, arrive: Callable[[], Tensor], before: Tensor) -> None:
+        self._arrive, self._before = arrive, before
 
     def is_same(self) -> bool:
-        self._arrived.synchronize()
-        return not bool(self._differs)
+        self.samples = self._arrive()
+        # NumPy, because a comparison in PyTorch would start OpenMP's threads
+        return np.array_equal(self.samples.numpy(), self._before.numpy())
 
 
 def _views_of(weights: Sequence[Tensor]) -> list[Tensor]:

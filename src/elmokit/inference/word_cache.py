@@ -57,8 +57,7 @@ class WordCache:
         Returns:
             The slot of each word (N,), and a table (slots, P). Later calls do not change these rows of it.
         """
-        # what is kept is read inside and outside of inference mode
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock:
             if key != self._key:
                 self._empty()
                 self._key = key
@@ -78,6 +77,8 @@ class WordCache:
                 self._make_room()
             return slots, table
 
+    @torch.inference_mode(False)  # what is kept is read inside and outside of it
+    @torch.no_grad()
     def _fill(self, begin: int, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """Compute the vectors of the words from slot `begin` on."""
         vectors = embed(self._slots.words(begin))
@@ -90,6 +91,8 @@ class WordCache:
             self._used = np.concatenate([self._used, np.zeros(len(grown) - len(self._used), dtype=np.int64)])
         self._table[begin:end] = vectors
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _make_room(self) -> None:
         """Keep the most recently used words, half of the capacity, in new slots."""
         assert self._table is not None

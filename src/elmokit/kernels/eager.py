@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import blocks
-from elmokit.kernels.interface import LSTMState, LSTMWeights
+from elmokit.kernels.interface import LSTMState, LSTMWeights, zero_state
 
 __all__ = ["blocks", "lstm"]
 
@@ -19,12 +19,13 @@ def lstm(
     inputs: Tensor,
     lengths: Tensor,
     weights: LSTMWeights,
-    state: LSTMState,
+    state: LSTMState | None,
     *,
     cell_clip: float | None,
     proj_clip: float | None,
 ) -> tuple[Tensor, LSTMState]:
     """Run one layer, all directions: see `interface.Engine.lstm`."""
+    state = zero_state(inputs, weights.bias) if state is None else state
     outputs, hiddens, cells = [], [], []
     for d in range(len(inputs)):
         h, c = state.hidden[d], state.cell[d]  # (B, P), (B, C)

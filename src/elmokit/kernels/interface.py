@@ -40,6 +40,18 @@ class LSTMState(NamedTuple):
     cell: Tensor  # (D, B, C)
 
 
+def zero_state(inputs: Tensor, bias: Tensor) -> LSTMState:
+    """The state of rows that nothing was read of: zeros, in the dtype of the weights.
+
+    Args:
+        inputs: (D, T, B, P).
+        bias: (D, 4C), of the weights.
+    """
+    directions, _, num_rows, width = inputs.shape
+    num_cells = bias.shape[1] // 4
+    return LSTMState(bias.new_zeros(directions, num_rows, width), bias.new_zeros(directions, num_rows, num_cells))
+
+
 class Attention(Protocol):
     """Attention of T tokens of each row, of all blocks."""
 
@@ -99,7 +111,7 @@ class Engine(Protocol):
         inputs: Tensor,
         lengths: Tensor,
         weights: LSTMWeights,
-        state: LSTMState,
+        state: LSTMState | None,
         *,
         cell_clip: float | None,
         proj_clip: float | None,
@@ -117,7 +129,7 @@ class Engine(Protocol):
             inputs: (D, T, B, P) vectors.
             lengths: (D, B) number of active steps of each row, 0 to T.
             weights: Weights of the layer.
-            state: State before the first step of each row. Not modified.
+            state: State before the first step of each row, which is not modified; None is `zero_state`.
             cell_clip: Bound of the cells; None does not clip.
             proj_clip: Bound of the outputs; None does not clip.
 

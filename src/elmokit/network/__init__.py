@@ -11,7 +11,7 @@ int8.py         layers for inference with int8 weights
 devices.py      which device, and how tensors get there
 """
 
-from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, take_rows
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, parameters_of, take_rows
 from elmokit.network.devices import find_device, to_device, to_host
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM, pausing
@@ -32,6 +32,7 @@ __all__ = [
     "State",
     "TransformerBlock",
     "find_device",
+    "parameters_of",
     "pausing",
     "take_rows",
     "to_device",

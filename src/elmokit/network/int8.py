@@ -69,11 +69,17 @@ class Int8BiLM(BiLM):
         state: State | None = None,
         keep_boundaries: bool = False,
         with_state: bool = True,
+        padded: bool = True,
     ) -> BiLMOutput:
         """See `BiLM.contextualize`. Autocast has no effect."""
         with torch.autocast("cpu", enabled=False):
             return super().contextualize(
-                tokens, lengths, state=state, keep_boundaries=keep_boundaries, with_state=with_state
+                tokens,
+                lengths,
+                state=state,
+                keep_boundaries=keep_boundaries,
+                with_state=with_state,
+                padded=padded,
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8BiLM:
@@ -102,10 +108,10 @@ class Int8LSTM(nn.Module):
         self.weights = cpu.quantize(layer.weights())
         self.bias = nn.Parameter(self.weights.bias, requires_grad=False)
 
-    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
         """See `ProjectedLSTM.forward`."""
 
-        def run(inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        def run(inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
             return cpu.lstm(inputs, lengths, self.weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
 
         return run_in_blocks(run, inputs, lengths, state, num_gates=self.bias.numel())

@@ -21,7 +21,7 @@ from elmokit.kernels import LSTMState, LSTMWeights
 
 GATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**32}  # gates of all steps, rows and directions in one call of an engine
 
-RunLSTM = Callable[[Tensor, Tensor, LSTMState], tuple[Tensor, LSTMState]]
+RunLSTM = Callable[[Tensor, Tensor, LSTMState | None], tuple[Tensor, LSTMState]]
 """An engine's `lstm` with its weights and clips: inputs (D, T, B, P), lengths (D, B), state -> outputs, state."""
 
 
@@ -67,20 +67,20 @@ class ProjectedLSTM(nn.Module):
         bound = math.sqrt(6.0 / (cell_dim + projection_dim))
         nn.init.uniform_(self.projection, -bound, bound)
 
-    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    def forward(self, inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
         """Run the layer over sentences.
 
         Args:
             inputs: (D, T, B, P) vectors of tokens.
             lengths: (B,) number of tokens of each sentence.
-            state: State before the first token of each direction.
+            state: State before the first token of each direction; None is zeros.
 
         Returns:
             Outputs (D, T, B, P), zero after the end of a sentence, and the state after the last token.
         """
         engine, weights = kernels.choose(inputs), self.weights()
 
-        def run(inputs: Tensor, lengths: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        def run(inputs: Tensor, lengths: Tensor, state: LSTMState | None) -> tuple[Tensor, LSTMState]:
             return engine.lstm(inputs, lengths, weights, state, cell_clip=self.cell_clip, proj_clip=self.proj_clip)
 
         return run_in_blocks(run, inputs, lengths, state, num_gates=self.bias.numel())
@@ -91,7 +91,7 @@ class ProjectedLSTM(nn.Module):
 
 
 def run_in_blocks(
-    run: RunLSTM, inputs: Tensor, lengths: Tensor, state: LSTMState, *, num_gates: int
+    run: RunLSTM, inputs: Tensor, lengths: Tensor, state: LSTMState | None, *, num_gates: int
 ) -> tuple[Tensor, LSTMState]:
     """Run a layer over long documents in blocks of steps, which bounds the memory of the gates; see also `pausing`.
 
@@ -101,7 +101,7 @@ def run_in_blocks(
         run: Runs the layer over one block.
         inputs: (D, T, B, P) vectors of tokens.
         lengths: (B,) number of tokens of each sentence.
-        state: State before the first token of each direction.
+        state: State before the first token of each direction; None is zeros.
         num_gates: Number of gates per row and step, both directions: 8C.
 
     Returns:
@@ -125,4 +125,5 @@ def run_in_blocks(
         backward.append(outputs[1])
         if pause is not None:
             pause.call()
+    assert state is not None
     return torch.stack([torch.cat(forward), torch.cat(backward[::-1])]), state

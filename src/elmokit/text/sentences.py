@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from elmokit.text.tokenizer import TREEBANK, Tokenizer
+
+TOKENS: Final = "a string or a list of tokens"
 
 
 def as_list(sentences: object, name: str = "sentences") -> list[Any]:
@@ -67,10 +69,23 @@ def as_tokens(sentences: object, tokenizer: Tokenizer = TREEBANK, *, first: int 
     if set(map(type, items)) == {list} and set(map(type, chain.from_iterable(items))) <= {str}:  # the usual token lists
         return items
     return [
-        tokenizer(sentence)
-        if isinstance(sentence, str)
-        else check_tokens(sentence, f"sentences[{position}]", "a string or a list of tokens")
+        tokenizer(sentence) if isinstance(sentence, str) else check_tokens(sentence, f"sentences[{position}]", TOKENS)
         for position, sentence in enumerate(items, first)
+    ]
+
+
+def check_batch(sentences: list[list[str]], positions: Sequence[int]) -> list[list[str]]:
+    """Check the tokens of some sentences that are lists, as `as_tokens` does.
+
+    Args:
+        sentences: Lists of tokens.
+        positions: The number of each sentence, for error messages.
+    """
+    if set(map(type, chain.from_iterable(sentences))) <= {str}:
+        return sentences
+    return [
+        check_tokens(sentence, f"sentences[{position}]", TOKENS)
+        for position, sentence in zip(positions, sentences, strict=True)
     ]
 
 

@@ -38,7 +38,7 @@ from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
 from elmokit.kernels.cpu.scores import log_sums
 from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
 from elmokit.kernels.cpu.threads import in_parallel
-from elmokit.kernels.interface import LSTMState, LSTMWeights
+from elmokit.kernels.interface import LSTMState, LSTMWeights, zero_state
 
 __all__ = [
     "HOISTED_ROWS",
@@ -70,13 +70,14 @@ def lstm(
     inputs: Tensor,
     lengths: Tensor,
     weights: LSTMWeights | Int8Weights,
-    state: LSTMState,
+    state: LSTMState | None,
     *,
     cell_clip: float | None,
     proj_clip: float | None,
 ) -> tuple[Tensor, LSTMState]:
     """Run one layer, all directions: see `interface.Engine.lstm`.  Int8 weights have no gradients."""
     clips = Clips(cell_clip, proj_clip)
+    state = zero_state(inputs, weights.bias) if state is None else state
     if isinstance(weights, LSTMWeights) and torch.is_grad_enabled():
         tensors = (inputs, *weights, *state)
         if any(tensor.requires_grad for tensor in tensors):

@@ -17,6 +17,8 @@ and `elementwise` need Triton.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 
 import torch
@@ -24,9 +26,10 @@ from torch import Tensor
 
 from elmokit.kernels import eager, has_triton
 from elmokit.kernels.cuda import blocks
+from elmokit.kernels.cuda.launch import Bounds
 from elmokit.kernels.cuda.operators import lstm_directly, lstm_operator
 from elmokit.kernels.cuda.weights import cached_weights
-from elmokit.kernels.interface import LSTMState, LSTMWeights
+from elmokit.kernels.interface import LSTMState, LSTMWeights, zero_state
 
 __all__ = ["blocks", "is_available", "lstm"]
 
@@ -35,14 +38,19 @@ def is_available(inputs: Tensor) -> bool:
     """Whether this engine runs `inputs`; if not, `eager` runs them."""
     if not inputs.is_cuda or inputs.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
-    return has_triton() and torch.cuda.get_device_capability(inputs.device) >= (8, 0)
+    return has_triton() and _is_recent(inputs.device)
+
+
+@functools.cache
+def _is_recent(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def lstm(
     inputs: Tensor,
     lengths: Tensor,
     weights: LSTMWeights,
-    state: LSTMState,
+    state: LSTMState | None,
     *,
     cell_clip: float | None,
     proj_clip: float | None,
@@ -51,20 +59,22 @@ def lstm(
     if not inputs.numel():
         return eager.lstm(inputs, lengths, weights, state, cell_clip=cell_clip, proj_clip=proj_clip)
     device = inputs.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
-    with torch.autocast(device, enabled=False):
+    dtype = inputs.dtype
+    exact: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if torch.is_autocast_enabled(device):  # the context takes as long as a launch
+        dtype, exact = torch.get_autocast_dtype(device), torch.autocast(device, enabled=False)
+    with exact:
         prepared = cached_weights(weights, dtype)
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *state))
+        inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
+        bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)
+        before = [] if state is None else [*state]
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *before))
+        dtypes = [part.dtype for part in before] or [weights.bias.dtype] * 2
         # autograd and compilers need the operator, whose dispatch takes as long as one step of a short sentence
-        run = lstm_operator if save or torch.compiler.is_compiling() else lstm_directly
-        outputs, hidden, cell, *_ = run(
-            inputs.to(dtype),
-            lengths.to(torch.int32).contiguous(),
-            *prepared,
-            state.hidden.to(dtype),
-            state.cell,
-            math.inf if cell_clip is None else cell_clip,
-            math.inf if proj_clip is None else proj_clip,
-            save,
-        )
-    return outputs, LSTMState(hidden.to(state.hidden.dtype), cell.to(state.cell.dtype))
+        if save or torch.compiler.is_compiling():
+            hidden, cell = zero_state(inputs, weights.bias) if state is None else state
+            outputs, hidden, cell, *_ = lstm_operator(inputs, lengths, *prepared, hidden.to(dtype), cell, *bounds, save)
+        else:
+            num_cells = weights.projection.shape[1]
+            outputs, (hidden, cell), _ = lstm_directly(inputs, lengths, prepared, state, bounds, num_cells=num_cells)
+    return outputs, LSTMState(hidden.to(dtypes[0]), cell.to(dtypes[1]))

@@ -49,23 +49,33 @@ def run_forward(
     inputs: Tensor,
     lengths: Tensor,
     weights: PreparedWeights,
-    state: LSTMState,
+    state: LSTMState | None,
     bounds: Bounds,
     *,
+    num_cells: int,
     save: bool,
 ) -> tuple[Tensor, LSTMState, SavedActivations]:
-    """The forward loop: outputs (D, T, B, P), the state after the last step, and the activations if `save`."""
+    """The forward loop: outputs (D, T, B, P), the state after the last step, and the activations if `save`.
+
+    What comes before the launch is what one sentence waits for: the fewer operations, the better.
+    """
     from elmokit.kernels.cuda import steps
 
     directions, times, num_rows, width = inputs.shape
-    num_cells = state.cell.shape[2]
     C, K = weights.projection.shape[1:]
     make = inputs.new_zeros if width < K else inputs.new_empty
     rows = make(directions, times + 2, num_rows, 2 * K)
-    rows[:, 1:-1, :, :width] = inputs
-    for d in range(directions):
-        rows[d, times if d else 1, :, K : K + width] = state.hidden[d]
-    cell = _padded(state.cell, C)
+    inside = rows[:, 1:-1]
+    inside[..., :width] = inputs
+    hidden = rows.flatten(0, 1)[:, :, K : K + width]  # (D (T + 2), B, P)
+    before = hidden[1 :: 2 * times + 1]  # (D, B, P): slot 1 forward, slot T backward
+    if state is None:
+        before.zero_()
+        zeros = inputs.new_zeros(directions * num_rows * C + 1, dtype=torch.float32)
+        cell, barrier = zeros[:-1].view(directions, num_rows, C), zeros[-1:].view(torch.int32)
+    else:
+        before.copy_(state.hidden)
+        cell, barrier = _padded(state.cell, C), _barrier(inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     nothing = inputs.new_empty(0)
     cell_output = inputs.new_empty(directions, times if save else 1, num_rows, C)
@@ -73,13 +83,13 @@ def run_forward(
     cells = inputs.new_empty(directions, times, num_rows, C) if save else nothing
     hoisted = nothing
     if plan.hoisted:
-        hoisted = torch.bmm(rows[:, 1:-1, :, :K].flatten(1, 2), weights.weight[:, :K])
+        hoisted = torch.bmm(inside[..., :K].flatten(1, 2), weights.weight[:, :K])
     partials = cell.new_empty(plan.split if plan.split > 1 else 0, directions, num_rows, K)
     tensors = (rows, weights.weight, weights.bias, hoisted, weights.projection, lengths, cell, cell_output, outputs)
     _run_loop(
         plan,
         steps.forward_loop,
-        (*tensors, gates, cells, partials, _barrier(inputs)),
+        (*tensors, gates, cells, partials, barrier),
         (2 * K, times, num_rows, width, directions, *bounds),
         {"K": K, "C": C, "HOISTED": plan.hoisted, "SAVE": save},
         {
@@ -88,12 +98,11 @@ def run_forward(
             steps.REDUCE: directions * -(-num_rows * K // _elements(inputs, num_rows, K)) if plan.split > 1 else 0,
         },
     )
-    hidden = torch.stack([rows[d, 0 if d else times + 1, :, K : K + width] for d in range(directions)])
-    state_after = LSTMState(hidden, cell[..., :num_cells].contiguous())
+    after = hidden[times + 1 : times + 3]  # (D, B, P): slot T + 1 forward, slot 0 backward
+    state_after = LSTMState(after.clone(memory_format=torch.contiguous_format), cell[..., :num_cells].contiguous())
     if save:
         return outputs, state_after, SavedActivations(rows, gates, cells, cell_output)
-    # an operator may not return one tensor twice
-    return outputs, state_after, SavedActivations(nothing, *(inputs.new_empty(0) for _ in range(3)))
+    return outputs, state_after, SavedActivations(nothing, nothing, nothing, nothing)
 
 
 def run_backward(

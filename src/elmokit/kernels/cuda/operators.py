@@ -19,6 +19,22 @@ from elmokit.kernels.interface import LSTMState
 def lstm_directly(
     inputs: Tensor,
     lengths: Tensor,
+    weights: PreparedWeights,
+    state: LSTMState | None,
+    bounds: Bounds,
+    *,
+    num_cells: int,
+    save: bool = False,
+) -> tuple[Tensor, LSTMState, SavedActivations]:
+    """The layer, without the dispatch of an operator: see `launch.run_forward`."""
+    C, K = weights.projection.shape[1:]
+    plan = plan_forward(inputs.shape[2], C, K, inputs.dtype, device_of(inputs))
+    return run_forward(plan, inputs, lengths, weights, state, bounds, num_cells=num_cells, save=save)
+
+
+def _lstm(
+    inputs: Tensor,
+    lengths: Tensor,
     weight: Tensor,
     bias: Tensor,
     projection: Tensor,
@@ -28,15 +44,15 @@ def lstm_directly(
     proj_clip: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, hidden, cell, and the four tensors of `SavedActivations`, without the dispatch of an operator."""
-    C, K = projection.shape[1:]
-    plan = plan_forward(inputs.shape[2], C, K, inputs.dtype, device_of(inputs))
+    """Outputs, hidden, cell, and the four tensors of `SavedActivations`."""
     weights, bounds = PreparedWeights(weight, bias, projection), Bounds(cell_clip, proj_clip)
-    outputs, state, saved = run_forward(plan, inputs, lengths, weights, LSTMState(hidden, cell), bounds, save=save)
-    return outputs, *state, *saved
+    state, num_cells = LSTMState(hidden, cell), cell.shape[2]
+    outputs, after, saved = lstm_directly(inputs, lengths, weights, state, bounds, num_cells=num_cells, save=save)
+    # an operator may not return one tensor twice
+    return outputs, *after, *(saved if save else (inputs.new_empty(0) for _ in saved))
 
 
-lstm_operator = torch.library.custom_op("elmokit::lstm", lstm_directly, mutates_args=())
+lstm_operator = torch.library.custom_op("elmokit::lstm", _lstm, mutates_args=())
 
 
 @lstm_operator.register_fake

@@ -44,6 +44,7 @@ class Device(NamedTuple):
     large: bool  # whether the shared memory of a processor holds the large tiles, which its matrix units need
 
 
+@functools.lru_cache(maxsize=1024)
 def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: Device) -> Plan:
     """The tiles of the forward loop, as measured on an H200.
 

@@ -5,6 +5,8 @@ Input: `LSTMWeights`.  Output: `PreparedWeights`, padded and interleaved, cached
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import weakref
 from collections import OrderedDict
@@ -39,16 +41,16 @@ def cached_weights(weights: LSTMWeights, dtype: torch.dtype) -> PreparedWeights:
     if trained or torch.compiler.is_compiling() or any(w.is_inference() for w in weights):
         return prepare(weights, dtype)
     key = (dtype, *((w.data_ptr(), w._version, w.shape, w.dtype) for w in weights))
-    with _cache_lock:
-        for old in [k for k, (owners, _) in _cache.items() if any(owner() is None for owner in owners)]:
-            del _cache[old]  # another tensor may get the same address
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key][1]
+    with _cache_lock, contextlib.suppress(KeyError):  # not there, or forgotten this moment
+        found = _cache[key][1]
+        _cache.move_to_end(key)
+        return found
     with torch.inference_mode(False), torch.no_grad():  # also later calls outside of inference mode read these
         prepared = prepare(weights, dtype)
+    # it goes with the first of its weights: another tensor may get the same address
+    forget = functools.partial(_cache.pop, key)  # called with the reference, which is the default of `pop`
     with _cache_lock:
-        _cache[key] = ([weakref.ref(w) for w in weights], prepared)
+        _cache[key] = ([weakref.ref(w, forget) for w in weights], prepared)
         while len(_cache) > CACHED_LAYERS:
             _cache.popitem(last=False)
     return prepared
