@@ -25,6 +25,12 @@ settings.register_profile(
 )
 settings.load_profile("elmokit")
 
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

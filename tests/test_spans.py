@@ -333,7 +333,6 @@ def test_padding_checks_each_span_against_its_own_sentence():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("how", ["mean", "ends", "attention"])
 def test_a_gpu_gives_the_same_vectors_of_spans(model, tiny_elmo, attention, how):
     expected = embed_spans(model, SENTENCES, SPANS, how=how, attention=attention if how == "attention" else None)

@@ -177,7 +177,6 @@ def test_a_batch_is_computed_again_if_a_late_answer_says_that_the_weights_have_c
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_vectors_are_those_of_a_cpu_and_a_hidden_change_of_the_weights_is_noticed():
     torch.manual_seed(0)
     bilm = BiLM(BiLMConfig(filters=((1, 4), (3, 8)), num_highways=1, cell_dim=32, projection_dim=16))

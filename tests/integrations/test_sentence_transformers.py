@@ -8,6 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets.arrow_dataset")  # `datasets` alone is found as a folder of tests
+
 import torch
 from sentence_transformers import (
     SentenceTransformer,

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("spacy")
+
 import spacy
 import torch
 from spacy.cli.train import train

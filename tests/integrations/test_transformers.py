@@ -6,6 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets.arrow_dataset")  # `datasets` alone is found as a folder of tests
+
 import torch
 from safetensors.torch import load_file
 from transformers import (

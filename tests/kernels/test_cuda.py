@@ -16,7 +16,6 @@ from elmokit.kernels.cuda.weights import CACHED_LAYERS, RUN, _cache, cached_weig
 H200 = Device(132, large=True)
 OTHER = Device(82, large=False)
 gpu = pytest.mark.gpu
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 def random_layer(
@@ -249,7 +248,6 @@ SHAPES = [
 
 
 @gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_float32_on_the_gpu_agrees_with_eager(
@@ -265,7 +263,6 @@ def test_float32_on_the_gpu_agrees_with_eager(
 
 
 @gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_on_the_gpu_points_where_eager_points(dtype: torch.dtype, shape: dict[str, int]) -> None:
@@ -282,7 +279,6 @@ def test_half_precision_on_the_gpu_points_where_eager_points(dtype: torch.dtype,
 
 
 @gpu
-@needs_gpu
 @pytest.mark.parametrize("rows", [3, 64, 300])
 def test_one_launch_and_a_launch_for_each_phase_give_the_same_bits_every_time(
     monkeypatch: pytest.MonkeyPatch, rows: int
@@ -297,7 +293,6 @@ def test_one_launch_and_a_launch_for_each_phase_give_the_same_bits_every_time(
 
 
 @gpu
-@needs_gpu
 def test_autocast_runs_float32_weights_in_half_precision_and_returns_float32_gradients() -> None:
     tensors, lengths, _ = random_layer(steps=4, rows=8, width=64, cells=64, device="cuda")
     leaves = [t.float().requires_grad_() for t in tensors]
@@ -311,7 +306,6 @@ def test_autocast_runs_float32_weights_in_half_precision_and_returns_float32_gra
 
 
 @gpu
-@needs_gpu
 @pytest.mark.parametrize("trained", [False, True])
 def test_it_can_be_captured_in_a_users_own_graph(trained: bool) -> None:
     tensors, lengths, _ = random_layer(steps=4, rows=8, width=64, cells=64, device="cuda")
@@ -328,7 +322,6 @@ def test_it_can_be_captured_in_a_users_own_graph(trained: bool) -> None:
 
 
 @gpu
-@needs_gpu
 @pytest.mark.filterwarnings("ignore")
 def test_the_compiler_sees_one_node() -> None:
     tensors, lengths, _ = random_layer(steps=4, rows=8, width=64, cells=64, device="cuda")

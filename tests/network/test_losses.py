@@ -503,7 +503,6 @@ def test_a_word_that_was_not_gathered_is_named(output, hidden, targets, negative
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_step_in_bfloat16_agrees_with_the_cpu_and_never_waits_for_the_host():
     torch.manual_seed(0)
     num_words, num_tokens, dim = 5000, 300, 64

@@ -4,6 +4,9 @@ import logging
 import re
 
 import pytest
+
+pytest.importorskip("orjson", reason="the extra elmokit[serve] is not installed")
+
 from chromium import FLAGS, MISSING, find_chromium
 from served import CORPUS, Capitals, Slow, make_model, serving
 

@@ -4,7 +4,6 @@ import gzip
 import json
 
 import pytest
-import torch
 
 from elmokit.tasks import TASKS, load_task, train
 from elmokit.tasks.texts import read_tokens
@@ -96,7 +95,6 @@ def test_trees_of_the_sentiment_treebank_are_read(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("tune", [False, True])
 @pytest.mark.parametrize("name", OURS)
 def test_what_a_gpu_trained_answers_the_same_on_a_cpu(small, name, tune):

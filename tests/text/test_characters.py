@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("nltk")
+
 import regex
 import torch
 from hypothesis import given, settings
