@@ -613,7 +613,7 @@ def test_there_are_no_tabs_for_what_the_server_does_not_have(open_page, model):
     [
         ("context", {"text": TEXT, "word": "river", "weights": "1,-2,3", "advanced": "1"}, ".mixed table"),
         ("context", {"text": TEXT, "word": "bank", "gamma": "1.5", "measure": "dot", "view": "1"}, ".heat table"),
-        ("next", {"text": "a river\nThe bank", "at": "1,1"}, ".words"),
+        ("next", {"text": "a river\nThe bank", "at": "1,1"}, ".blank[aria-busy=false] .words"),
         ("neighbours", {"text": "by the [river]", "k": "2"}, ".hits"),
         ("tasks", {"task": "ner", "text": "Ada Lovelace wrote"}, ".answers"),
     ],
