@@ -35,7 +35,7 @@ SOURCES = (FOLDER / "csrc" / "steps.c", FOLDER / "csrc" / "kernel.h")
 FLOAT, EXACT, ROUNDED = range(3)  # as in steps.c
 LANES, COLUMNS = 16, 64  # cells and columns of a block
 STEPS = 127  # int8 values are integers from -127 to 127
-ROWS_AT_ONCE = 4  # rows that share one read of a block: a thread of its own is worth it for as many
+ROWS_AT_ONCE = 6  # rows that are multiplied together: a thread of its own is worth it for as many
 WORK_OF_A_THREAD = 2**23  # multiplications: a fraction of a millisecond
 
 _log = logging.getLogger(__name__)

@@ -44,7 +44,11 @@ typedef struct {
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
-#define PREFETCH(address) __builtin_prefetch((const char *)(address) + 1024)
+#define ROWS 48          /* rows that read a block together, while it is in the cache; a multiple of the tiles */
+#define PART (128 << 10) /* bytes of a block that are in the cache beside the next part */
+#define LINE 64          /* bytes of a line of the cache */
+#define PREFETCH(address) __builtin_prefetch(address)
+#define NEAR 2048        /* how many bytes are read ahead where a part is read once */
 #define ROUNDING 12582912.0f /* 1.5 * 2^23: the sum of a small number and this is rounded, in its lowest bits */
 
 #if defined(__x86_64__)
@@ -53,7 +57,7 @@ typedef struct {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")
 #define NAME(name) name##_512
 #define WIDTH 512
-#define TILE 4
+#define TILE 6
 #include "kernel.h"
 #pragma GCC pop_options
 #pragma GCC push_options
