@@ -11,6 +11,7 @@ backward.py  forward pass with saved activations, backward pass
 packed.py    float32 weights in the layouts of native and oneDNN
 int8.py      int8 weights
 scores.py    sums of the exponentials of an output layer's scores, by native or in PyTorch
+words.py     vectors of words from their characters, by native
 threads.py   both directions at the same time
 
 What makes it fast, the largest gain first:
@@ -38,13 +39,17 @@ from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
 from elmokit.kernels.cpu.scores import log_sums
 from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
 from elmokit.kernels.cpu.threads import in_parallel
+from elmokit.kernels.cpu.words import NativeLinear, WordEncoder, encode_words
 from elmokit.kernels.interface import LSTMState, LSTMWeights
 
 __all__ = [
     "HOISTED_ROWS",
     "Int8Matrix",
     "Int8Weights",
+    "NativeLinear",
+    "WordEncoder",
     "blocks",
+    "encode_words",
     "in_parallel",
     "is_available",
     "layer_of",

@@ -52,6 +52,10 @@ class PackedMatrix:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
 
+    def for_native(self) -> NativeMatrix | None:
+        """The weight for `native`, if that multiplies many rows fast."""
+        return self.in_blocks if native.is_wide() else None
+
     @functools.cached_property
     def in_blocks(self) -> NativeMatrix:
         """For `native.product`, and for `native.run_steps` as the projection."""

@@ -353,11 +353,3 @@ static void NAME(add_scores)(const float *scores, const float *bias, int64_t num
         NAME(add_row)(scores, bias, whole, rest, peaks + r, sums + r);
     }
 }
-
-#undef LANES
-#undef VECTORS
-#undef vec
-#undef ivec
-#undef NAME
-#undef WIDTH
-#undef TILE
