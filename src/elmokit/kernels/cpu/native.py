@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elmokit.kernels.cpu.threads import cores_of_caller
+
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "csrc" / "libsteps.so"
 SOURCES = tuple(FOLDER / "csrc" / name for name in ("steps.c", "kernel.h", "words.h"))
@@ -270,7 +272,7 @@ def call(name: str, *arguments: Any) -> None:
 
 def in_threads(run: Callable[[int, int], None], num_rows: int, *, work: int) -> None:
     """Call run(begin, end) for parts of the rows, in as many threads as the caller may use."""
-    parts = min(torch.get_num_threads(), num_rows // ROWS_AT_ONCE, work // WORK_OF_A_THREAD)
+    parts = min(cores_of_caller(), num_rows // ROWS_AT_ONCE, work // WORK_OF_A_THREAD)
     if parts < 2:
         return run(0, num_rows)
     bounds = [num_rows * part // parts for part in range(parts + 1)]
