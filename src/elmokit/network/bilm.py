@@ -222,11 +222,11 @@ class BiLM(nn.Module):
             lengths = mask.sum(dim=1)  # (B,)
             words, inverse = distinct_rows(ids[mask])
             words = torch.cat([self.boundary_ids, words])
+            # vector 0 is <S>, 1 is </S>; which one is at padding does not matter
+            index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
+            index[:, 1:-1][mask] = inverse + 2
+            index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
         vectors = self.embed_words(words)  # (2 + N, P)
-        # vector 0 is <S>, 1 is </S>; which one is at padding does not matter
-        index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
-        index[:, 1:-1][mask] = inverse + 2
-        index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
         with self.without_openmp():
             tokens = take_rows(vectors, index.t())
         return self.contextualize(

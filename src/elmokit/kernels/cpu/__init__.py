@@ -96,9 +96,12 @@ def lstm(
     # short calls of PyTorch in two threads take turns and wake each other: in one thread they take less time
     with torch.no_grad():
         layers = [layer_of(weights, d) for d in range(len(inputs))]
+        actives = [active_rows(lengths[0], inputs.shape[1])]
+        for own in lengths[1:]:
+            actives.append(actives[0] if torch.equal(own, lengths[0]) else active_rows(own, inputs.shape[1]))
 
     def run(d: int) -> None:
-        layer, active = layers[d], active_rows(lengths[d], inputs.shape[1])
+        layer, active = layers[d], actives[d]
         rows, hidden, cell = active.gather(inputs[d]), active.sort(state.hidden[d]), active.sort(state.cell[d])
         results = torch.empty_like(rows)
         run_steps(rows, active.counts, layer, LSTMState(hidden, cell), results, clips, d)

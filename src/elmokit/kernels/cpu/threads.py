@@ -58,8 +58,7 @@ def without_openmp() -> Iterator[None]:
     `in_parallel` divides the same cores as outside.
     """
     set_number, cores = openmp_setter(), torch.get_num_threads()
-    # torch.set_num_threads would change the number of threads that other threads start with, too
-    if set_number is None or cores < 2 or (os.cpu_count() or 1) > FEW_CPUS:
+    if set_number is None or cores < 2:
         yield
         return
     set_number(1)
@@ -73,7 +72,12 @@ def without_openmp() -> Iterator[None]:
 
 @functools.cache
 def openmp_setter() -> Callable[[int], object] | None:
-    """`omp_set_num_threads` of PyTorch's OpenMP, which changes the number of the calling thread only, or None."""
+    """`omp_set_num_threads` of PyTorch's OpenMP; None where it is not found or there are many CPUs.
+
+    It changes the number of the calling thread only; torch.set_num_threads changes that of new threads too.
+    """
+    if (os.cpu_count() or 1) > FEW_CPUS:
+        return None
     try:
         return ctypes.CDLL(torch._C.__file__).omp_set_num_threads
     except (OSError, AttributeError, TypeError):
