@@ -19,7 +19,7 @@ What makes it fast, the largest gain first:
   cells where their products are, in registers.
 - Weights are packed once, in the order in which they are read. Those that are integers of 8 bits stay so.
 - New words are encoded by one call of C in each thread, from their characters to their vectors.
-- Inputs of many steps are multiplied at once, 128 rows or a little more at a time, so that the gates stay in the cache.
+- Inputs of many steps are multiplied at once, 64 rows or a little more at a time, so that the gates stay in the cache.
 - Rows are sorted by length: the active rows of a step are a prefix, and only they are computed.
 - The two directions run in two threads with half of the cores each, and never wait for each other. Between layers
   PyTorch runs on one core: OpenMP's threads would spin on theirs.

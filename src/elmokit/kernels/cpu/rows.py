@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HOISTED_ROWS = 128  # rows per input product: enough for full speed, few enough to stay in the cache
+HOISTED_ROWS = 64  # rows per input product: enough for full speed, few enough to stay in the cache
 
 
 class ActiveRows(NamedTuple):
