@@ -24,7 +24,11 @@ except ImportError:  # run as a script
 ROOT = Path(__file__).parent
 FOLDER = ROOT / "src" / "elmokit" / "kernels" / "cpu" / "csrc"
 LIBRARY = FOLDER / "libsteps.so"
-SOURCES = (FOLDER / "steps.c", FOLDER / "kernel.h")  # as in native.py, which compares their checksum
+SOURCES = (
+    FOLDER / "steps.c",
+    FOLDER / "kernel.h",
+    FOLDER / "words.h",
+)  # as in native.py, which compares their checksum
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 
 

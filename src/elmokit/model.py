@@ -541,8 +541,9 @@ class ELMo(nn.Module):
         sentences = as_list(sentences)
         results: list[Any] = [None] * len(sentences)
         for batch, reading in self._read(sentences, view.needs_weights, batch_size, show_progress):
-            rows = view.tokens(reading)  # (…, B, T, 2P)
-            by_sentence = (tensors_of if convert_to_tensor else arrays_of)(rows, batch.num_words)
+            with torch.no_grad(), self.bilm.without_openmp():
+                rows = view.tokens(reading)  # (…, B, T, 2P)
+                by_sentence = (tensors_of if convert_to_tensor else arrays_of)(rows, batch.num_words)
             for position, vectors in zip(batch.positions, by_sentence, strict=True):
                 results[position] = vectors
         return results
@@ -604,10 +605,11 @@ class ELMo(nn.Module):
         dtype = torch.promote_types(next(self.bilm.parameters()).dtype, torch.float32)
         vectors = torch.zeros(len(texts), self.dim, device=self.device, dtype=dtype)
         for batch, reading in self._read(texts, view.needs_weights, batch_size, show_progress):
-            tokens = view.tokens(reading)  # (B, T, 2P)
             counts = to_device(torch.tensor(batch.num_words).unsqueeze(1), self.device)  # (B, 1)
-            is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
-            totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
+            with torch.no_grad(), self.bilm.without_openmp():
+                tokens = view.tokens(reading)  # (B, T, 2P)
+                is_token = torch.arange(tokens.shape[1], device=self.device) < counts  # (B, T)
+                totals = torch.where(is_token.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=dtype)
             vectors.index_copy_(0, torch.tensor(batch.positions, device=self.device), totals / counts.clamp(min=1))
         if normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)

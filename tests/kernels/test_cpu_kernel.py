@@ -231,6 +231,14 @@ def test_weights_made_in_inference_mode_are_packed_and_watched_too(library):
             weights.recurrent.mul_(0.5)
 
 
+def test_a_change_of_a_linear_weight_that_has_gaps_or_is_transposed_is_noticed(library):
+    rows = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    for weight in (torch.ones(30, 80)[:, ::2], torch.ones(40, 30).t(), torch.ones(30, 40)):
+        for _ in range(2):
+            torch.testing.assert_close(packed.packed_linear(weight).product(rows), rows @ weight.t())
+            weight.data[7] += 0.5  # not counted by autograd
+
+
 def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
     gc.collect()
     before = len(packed._cache)
@@ -506,3 +514,57 @@ def test_a_linear_layer_in_training_has_gradients():
     rows, weight, bias = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.zeros(5)
     kernels.linear(rows, weight, bias).sum().backward()
     torch.testing.assert_close(weight.grad, rows.sum(dim=0).expand(5, 4))
+
+
+# ---- PyTorch beside the directions -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    """A caller with two cores, on a machine with few."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    cpu_threads.openmp_setter.cache_clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+    cpu_threads.openmp_setter.cache_clear()
+
+
+def in_new_thread(call):
+    with ThreadPoolExecutor(1) as new_thread:
+        return new_thread.submit(call).result()
+
+
+def test_without_openmp_the_caller_has_one_core_and_the_directions_have_theirs(two_cores):
+    if cpu_threads.openmp_setter() is None:
+        pytest.skip("PyTorch has no OpenMP here")
+    ran_in, cores = [], []
+
+    def run(d):
+        ran_in.append(threading.current_thread())
+        cores.append(torch.get_num_threads())
+
+    with cpu.without_openmp():
+        assert torch.get_num_threads() == 1
+        assert in_new_thread(torch.get_num_threads) == 2
+        with cpu.without_openmp():
+            cpu.in_parallel(run, 2)
+        assert torch.get_num_threads() == 1
+        assert cpu_threads.cores_of_caller() == 2
+    assert len(set(ran_in)) == 2
+    assert cores == [1, 1]
+    assert torch.get_num_threads() == cpu_threads.cores_of_caller() == 2
+
+
+def test_the_caller_has_its_cores_again_after_an_error(two_cores):
+    with pytest.raises(KeyError), cpu.without_openmp():
+        raise KeyError
+    assert torch.get_num_threads() == 2
+
+
+def test_on_a_machine_with_many_cpus_pytorch_keeps_its_threads(two_cores, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    cpu_threads.openmp_setter.cache_clear()
+    with cpu.without_openmp():
+        assert torch.get_num_threads() == 2

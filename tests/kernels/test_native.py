@@ -16,6 +16,7 @@ import torch
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.cpu import native
 from elmokit.kernels.interface import LSTMState, LSTMWeights
+from elmokit.network import CharacterEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = (
@@ -352,6 +353,24 @@ def test_processors_with_narrower_registers_compute_the_same_row(build, reloaded
     generator = torch.Generator().manual_seed(highest)
     blocks = [(torch.randn(3, m, generator=generator), torch.randn(m, generator=generator)) for m in (131, 64, 5)]
     torch.testing.assert_close(log_sums(*blocks), expected_log_sums(*blocks), atol=1e-6, rtol=1e-7)
+    encoder = CharacterEncoder(
+        char_dim=3,
+        filters=[(2, 70)],
+        activation="tanh",
+        num_highways=1,
+        projection_dim=5,
+        max_characters=9,
+        num_characters=30,
+    ).requires_grad_(False)
+    (convolution,), (highway,) = encoder.convolutions, encoder.highways
+    transform, carry, projection = (
+        cpu.NativeLinear(native.pack(layer.weight.t()), layer.bias)
+        for layer in (highway.transform, highway.carry, encoder.projection)
+    )
+    filters = [(convolution.weight, convolution.bias)]
+    words = cpu.WordEncoder(encoder.char_embedding, 30, filters, True, [(transform, carry)], projection)
+    ids = torch.randint(0, 31, (13, 9), generator=generator)
+    torch.testing.assert_close(cpu.encode_words(ids, words), encoder(ids), atol=1e-5, rtol=1e-5)
 
 
 def test_a_build_without_a_compiler_is_pure_python_unless_it_must_not_be(build, monkeypatch, tmp_path):

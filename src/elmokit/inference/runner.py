@@ -161,8 +161,8 @@ class Runner:
             slots = distinct.of(words)
             table = embed(distinct.words())
         numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths, padded=batch.is_padded)), table.device)
-        # an index of one sentence starts OpenMP's threads, which then spin on the cores of the LSTM; this does not
-        return functional.embedding(numbers[1:], table), numbers[0]
+        with bilm.without_openmp():
+            return functional.embedding(numbers[1:], table), numbers[0]
 
     def carrying(self, bilm: BiLM, num_rows: int, run: Callable[[State | None], BiLMOutput]) -> BiLMOutput:
         """Run a batch with the carried state, and keep the state after it.

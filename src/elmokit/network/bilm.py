@@ -10,6 +10,7 @@ L LSTM layers or transformer blocks, D = 2 directions.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch.nn import functional
 from elmokit import kernels
 from elmokit.arguments import check_instance
 from elmokit.config import BiLMConfig
-from elmokit.kernels import AttentionSizes, LSTMState
+from elmokit.kernels import AttentionSizes, LSTMState, cpu
 from elmokit.kernels.blocks import norm
 from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
@@ -215,22 +216,28 @@ class BiLM(nn.Module):
             RuntimeError: Under torch.export or torch.jit, which cannot record a biLM.
         """
         _refuse_tracing()
-        mask = token_mask(ids, self.word_ids)
-        num_rows, num_steps = mask.shape
-        lengths = mask.sum(dim=1)  # (B,)
-        words, inverse = distinct_rows(ids[mask])
-        vectors = self.embed_words(torch.cat([self.boundary_ids, words]))  # (2 + N, P)
-        # vector 0 is <S>, 1 is </S>; which one is at padding does not matter
-        index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
-        index[:, 1:-1][mask] = inverse + 2
-        index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
+        with self.without_openmp():
+            mask = token_mask(ids, self.word_ids)
+            num_rows, num_steps = mask.shape
+            lengths = mask.sum(dim=1)  # (B,)
+            words, inverse = distinct_rows(ids[mask])
+            words = torch.cat([self.boundary_ids, words])
+            # vector 0 is <S>, 1 is </S>; which one is at padding does not matter
+            index = torch.zeros((num_rows, num_steps + 2), dtype=torch.long, device=ids.device)
+            index[:, 1:-1][mask] = inverse + 2
+            index.scatter_(1, lengths.unsqueeze(1) + 1, 1)
+        vectors = self.embed_words(words)  # (2 + N, P)
+        with self.without_openmp():
+            tokens = take_rows(vectors, index.t())
         return self.contextualize(
-            take_rows(vectors, index.t()),
-            lengths + 2,
-            state=state,
-            keep_boundaries=keep_boundaries,
-            with_state=with_state,
+            tokens, lengths + 2, state=state, keep_boundaries=keep_boundaries, with_state=with_state
         )
+
+    def without_openmp(self) -> contextlib.AbstractContextManager[None]:
+        """Where the LSTM runs on a CPU without gradients: what PyTorch computes beside it does not take its cores."""
+        is_used = self.boundary_ids.is_cpu and self.config.architecture == "lstm" and not torch.is_grad_enabled()
+        is_quiet = is_used and cpu.is_available(next(self.parameters()))
+        return cpu.without_openmp() if is_quiet else contextlib.nullcontext()
 
     def contextualize(
         self,
@@ -252,6 +259,18 @@ class BiLM(nn.Module):
             with_state: Return the state, which is gathered from all layers.
             padded: Rows may be shorter than T. A sentence alone is not, and is not to wait for operations on padding.
         """
+        with self.without_openmp():
+            return self._contextualize(tokens, lengths, state, keep_boundaries, with_state, padded)
+
+    def _contextualize(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        state: State | None,
+        keep_boundaries: bool,
+        with_state: bool,
+        padded: bool,
+    ) -> BiLMOutput:
         num_steps, num_rows = tokens.shape[:2]
         mask, x = None, tokens
         if padded:

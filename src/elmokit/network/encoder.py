@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -87,6 +88,8 @@ class CharacterEncoder(nn.Module):
             (N, P) on the encoder's device.
         """
         device = self.char_embedding.device
+        if (weights := self._for_native()) is not None:
+            return cpu.encode_words(char_ids.cpu(), weights)
         # Ids are sorted on the host in NumPy: PyTorch would start OpenMP's threads, which then spin on the cores of the
         # LSTM. Groups of words of similar length are trimmed most.
         ids = char_ids.cpu().numpy()
@@ -138,6 +141,27 @@ class CharacterEncoder(nn.Module):
         bias = torch.cat([layer.bias for layer in convolutions if layer.bias is not None])
         return torch.cat(maxima) + bias.to(dtype)
 
+    def _for_native(self) -> cpu.WordEncoder | None:
+        """The weights as the compiled library takes them, without gradients on a CPU; None where PyTorch computes."""
+        if self._is_training() or not cpu.is_available(self.char_embedding):
+            return None
+        layers = [layer for highway in self.highways for layer in (highway.transform, highway.carry)]
+        layers += [] if self.projection is None else [self.projection]
+        linear = [layer.for_native() for layer in layers if isinstance(layer, HasNative)]
+        found = [layer for layer in linear if layer is not None]
+        if not layers or len(found) < len(layers):
+            return None
+        convolutions = [layer for layer in self.convolutions if isinstance(layer, nn.Conv1d)]
+        num_paired = 2 * len(self.highways)
+        return cpu.WordEncoder(
+            characters=self.char_embedding,
+            pad=self.shifted_pad,
+            filters=[(layer.weight, layer.bias) for layer in convolutions if layer.bias is not None],
+            is_tanh=self.activation == "tanh",
+            highways=list(zip(found[0:num_paired:2], found[1:num_paired:2], strict=True)),
+            projection=found[-1] if self.projection is not None else None,
+        )
+
     def _is_training(self) -> bool:
         """Whether gradients are asked for."""
         return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
@@ -184,12 +208,25 @@ class CharacterEncoder(nn.Module):
 # ---- parts of encoders -----------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
+class HasNative(Protocol):
+    """A linear layer that the compiled library can compute."""
+
+    def for_native(self) -> cpu.NativeLinear | None:
+        """The layer as the library takes it; None where the library is not the fastest way."""
+
+
 class Linear(nn.Linear):
     """An `nn.Linear` whose products are those of the engines."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, in) -> (N, out)."""
         return kernels.linear(input, self.weight, self.bias)
+
+    def for_native(self) -> cpu.NativeLinear | None:
+        """See `HasNative`."""
+        matrix = cpu.packed_linear(self.weight).for_native()
+        return None if matrix is None else cpu.NativeLinear(matrix, self.bias)
 
 
 class Highway(nn.Module):

@@ -150,3 +150,8 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, in) -> (N, out)."""
         return self.matrix.product(x, bias=self.bias)
+
+    def for_native(self) -> cpu.NativeLinear | None:
+        """See `encoder.HasNative`."""
+        matrix = self.matrix.for_native()
+        return None if matrix is None else cpu.NativeLinear(matrix, self.bias)

@@ -304,7 +304,8 @@ def _blank_table(result: Mapping[str, Any]) -> Table:
         for sentence, one in result.items()
     ]
     num_accepted = sum(one["is_accepted"] for one in result.values())
-    return Table(f"Blanks: an accepted word is first in {num_accepted} of {len(rows)}", ["sentence", "words that fit", "accepted"], rows)
+    title = f"Blanks: an accepted word is first in {num_accepted} of {len(rows)}"
+    return Table(title, ["sentence", "words that fit", "accepted"], rows)
 
 
 def _context_table(result: Mapping[str, Any]) -> Table:

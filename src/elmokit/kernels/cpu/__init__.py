@@ -11,15 +11,18 @@ backward.py  forward pass with saved activations, backward pass
 packed.py    float32 weights in the layouts of native and oneDNN
 int8.py      int8 weights
 scores.py    sums of the exponentials of an output layer's scores, by native or in PyTorch
+words.py     vectors of words from their characters, by native
 threads.py   both directions at the same time
 
 What makes it fast, the largest gain first:
 - All steps of a direction are one call of C, without Python and PyTorch between them; a step computes the gates of 16
   cells where their products are, in registers.
 - Weights are packed once, in the order in which they are read. Those that are integers of 8 bits stay so.
-- Inputs of many steps are multiplied at once, 128 rows or a little more at a time, so that the gates stay in the cache.
+- New words are encoded by one call of C in each thread, from their characters to their vectors.
+- Inputs of many steps are multiplied at once, 64 rows or a little more at a time, so that the gates stay in the cache.
 - Rows are sorted by length: the active rows of a step are a prefix, and only they are computed.
-- The two directions run in two threads with half of the cores each, and never wait for each other.
+- The two directions run in two threads with half of the cores each, and never wait for each other. Between layers
+  PyTorch runs on one core: OpenMP's threads would spin on theirs.
 - Without the library, products are oneDNN's, tanh is a sigmoid, which is six times faster in PyTorch, and the steps of
   one sentence run in TorchScript: the directions do not wait for each other's Python.
 - In training, all weight gradients are large products after the loop.
@@ -37,14 +40,18 @@ from elmokit.kernels.cpu.packed import packed_linear
 from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
 from elmokit.kernels.cpu.scores import log_sums
 from elmokit.kernels.cpu.steps import Clips, layer_of, run_steps
-from elmokit.kernels.cpu.threads import in_parallel
+from elmokit.kernels.cpu.threads import in_parallel, without_openmp
+from elmokit.kernels.cpu.words import NativeLinear, WordEncoder, encode_words
 from elmokit.kernels.interface import LSTMState, LSTMWeights, zero_state
 
 __all__ = [
     "HOISTED_ROWS",
     "Int8Matrix",
     "Int8Weights",
+    "NativeLinear",
+    "WordEncoder",
     "blocks",
+    "encode_words",
     "in_parallel",
     "is_available",
     "layer_of",
@@ -53,6 +60,7 @@ __all__ = [
     "packed_linear",
     "quantize",
     "quantize_matrix",
+    "without_openmp",
 ]
 
 
@@ -87,8 +95,15 @@ def lstm(
     outputs = inputs.new_empty(inputs.shape)
     state_after = LSTMState(*(part.new_empty(part.shape) for part in state))
 
+    # short calls of PyTorch in two threads take turns and wake each other: in one thread they take less time
+    with torch.no_grad():
+        layers = [layer_of(weights, d) for d in range(len(inputs))]
+        actives = [active_rows(lengths[0], inputs.shape[1])]
+        for own in lengths[1:]:
+            actives.append(actives[0] if torch.equal(own, lengths[0]) else active_rows(own, inputs.shape[1]))
+
     def run(d: int) -> None:
-        layer, active = layer_of(weights, d), active_rows(lengths[d], inputs.shape[1])
+        layer, active = layers[d], actives[d]
         rows, hidden, cell = active.gather(inputs[d]), active.sort(state.hidden[d]), active.sort(state.cell[d])
         results = torch.empty_like(rows)
         run_steps(rows, active.counts, layer, LSTMState(hidden, cell), results, clips, d)

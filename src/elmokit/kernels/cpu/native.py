@@ -1,6 +1,7 @@
 """Products of rows, the steps of the LSTM and sums of scores in C: one call runs all steps of one direction.
 
 Input: weights (K, N), packed once by `pack` or `pack_int8`; rows.  Output: products, or the results of all steps.
+`words.py` calls what encodes words.
 
 `csrc/steps.c` is compiled when a wheel is built and when a checkout is installed (`hatch_build.py`).  Without a
 compiler, where the library does not load, and with ELMOKIT_NATIVE=0, `is_fast` is False, and PyTorch computes the same.
@@ -28,14 +29,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elmokit.kernels.cpu.threads import cores_of_caller
+
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "csrc" / "libsteps.so"
-SOURCES = (FOLDER / "csrc" / "steps.c", FOLDER / "csrc" / "kernel.h")
+SOURCES = tuple(FOLDER / "csrc" / name for name in ("steps.c", "kernel.h", "words.h"))
 
 FLOAT, EXACT, ROUNDED = range(3)  # as in steps.c
 LANES, COLUMNS = 16, 64  # cells and columns of a block
 STEPS = 127  # int8 values are integers from -127 to 127
-ROWS_AT_ONCE = 4  # rows that share one read of a block: a thread of its own is worth it for as many
+ROWS_AT_ONCE = 6  # rows that are multiplied together: a thread of its own is worth it for as many
 WORK_OF_A_THREAD = 2**23  # multiplications: a fraction of a millisecond
 
 _log = logging.getLogger(__name__)
@@ -51,13 +54,15 @@ class NativeMatrix(NamedTuple):
     scales: Tensor  # (N,) filled up, of int8 values
     offsets: Tensor  # (N,) filled up, int32: what the sums of rounded rows are too large by
 
-    def argument(self) -> _Matrix:
+    def argument(self) -> Matrix:
         """The matrix as the library takes it; valid as long as the tensors are."""
         parts = (self.values.data_ptr(), self.scales.data_ptr(), self.offsets.data_ptr())
-        return _Matrix(self.kind, self.depth, len(self.values), *parts)
+        return Matrix(self.kind, self.depth, len(self.values), *parts)
 
 
-class _Matrix(ctypes.Structure):
+class Matrix(ctypes.Structure):
+    """A `NativeMatrix` as the library takes it."""
+
     _fields_ = (
         ("kind", ctypes.c_int64),
         ("depth", ctypes.c_int64),
@@ -70,8 +75,8 @@ class _Matrix(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("recurrent", _Matrix),
-        ("projection", _Matrix),
+        ("recurrent", Matrix),
+        ("projection", Matrix),
         ("output_dim", ctypes.c_int64),
         ("cell_dim", ctypes.c_int64),
         ("cell_clip", ctypes.c_float),
@@ -100,6 +105,7 @@ def library() -> ctypes.CDLL | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     opened.elmokit_product.argtypes = [pointer, number, number, number, pointer, pointer, pointer]
     opened.elmokit_steps.argtypes = [pointer, number, pointer, pointer, number, *[pointer] * 4]
+    opened.elmokit_words.argtypes = [pointer, number, pointer, pointer]
     opened.elmokit_add_scores.argtypes = [pointer, pointer, number, number, pointer, pointer]
     return opened
 
@@ -182,7 +188,7 @@ def product(rows: Tensor, matrix: NativeMatrix, bias: Tensor | None) -> Tensor:
     argument = matrix.argument()
 
     def run(begin: int, end: int) -> None:
-        _call(
+        call(
             "elmokit_product",
             ctypes.byref(argument),
             end - begin,
@@ -193,7 +199,7 @@ def product(rows: Tensor, matrix: NativeMatrix, bias: Tensor | None) -> Tensor:
             results[begin:].data_ptr(),
         )
 
-    _in_threads(run, len(rows), work=rows.numel() * matrix.num_columns)
+    in_threads(run, len(rows), work=rows.numel() * matrix.num_columns)
     return results
 
 
@@ -228,7 +234,7 @@ def run_steps(
         # rows are sorted: those of a part are active until a step, and then no more
         counts = [min(max(count - begin, 0), end - begin) for _, count in steps]
         numbers = ctypes.c_int64 * len(steps)
-        _call(
+        call(
             "elmokit_steps",
             ctypes.byref(layer),
             len(steps),
@@ -238,7 +244,7 @@ def run_steps(
             *(part.data_ptr() for part in (gates, results, hidden[begin:], cell[begin:])),
         )
 
-    _in_threads(run, len(hidden), work=len(gates) * 5 * hidden.shape[1] * cell.shape[1])
+    in_threads(run, len(hidden), work=len(gates) * 5 * hidden.shape[1] * cell.shape[1])
 
 
 def add_scores(scores: Tensor, bias: Tensor, peaks: Tensor, sums: Tensor) -> None:
@@ -251,17 +257,22 @@ def add_scores(scores: Tensor, bias: Tensor, peaks: Tensor, sums: Tensor) -> Non
         sums: (n,) float64, of the exponentials of scores minus `peaks`, 0 at first; updated.
     """
     pointers = (part.data_ptr() for part in (peaks, sums))
-    _call("elmokit_add_scores", scores.data_ptr(), bias.data_ptr(), *scores.shape, *pointers)
+    call("elmokit_add_scores", scores.data_ptr(), bias.data_ptr(), *scores.shape, *pointers)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the library.
+
+    Raises:
+        MemoryError: It has no memory.
+    """
     if getattr(library(), name)(*arguments):
         raise MemoryError(f"{name} has no memory for its rows")
 
 
-def _in_threads(run: Callable[[int, int], None], num_rows: int, *, work: int) -> None:
+def in_threads(run: Callable[[int, int], None], num_rows: int, *, work: int) -> None:
     """Call run(begin, end) for parts of the rows, in as many threads as the caller may use."""
-    parts = min(torch.get_num_threads(), num_rows // ROWS_AT_ONCE, work // WORK_OF_A_THREAD)
+    parts = min(cores_of_caller(), num_rows // ROWS_AT_ONCE, work // WORK_OF_A_THREAD)
     if parts < 2:
         return run(0, num_rows)
     bounds = [num_rows * part // parts for part in range(parts + 1)]

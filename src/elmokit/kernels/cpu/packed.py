@@ -10,6 +10,7 @@ import functools
 import os
 import platform
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,10 @@ class PackedMatrix:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.blocked, bias, "none", [], "")[:n]
         return result if plus is None else plus.add_(result)  # oneDNN's own addition is slower
 
+    def for_native(self) -> NativeMatrix | None:
+        """The weight for `native`, if that multiplies many rows fast."""
+        return self.in_blocks if native.is_wide() else None
+
     @functools.cached_property
     def in_blocks(self) -> NativeMatrix:
         """For `native.product`, and for `native.run_steps` as the projection."""
@@ -84,16 +89,17 @@ def _padded_rows(n: int) -> int:
 
 
 class CacheEntry(NamedTuple):
-    """One direction of a weight packed, and the weight's version, address and samples when it was packed."""
+    """One direction of a weight packed, and the weight's version, place and samples when it was packed."""
 
     version: int
-    address: int
-    samples: Tensor
+    place: tuple[object, ...]  # address, shape and strides
+    view: Tensor  # the elements of the weight that are compared, where they are in memory
+    samples: Tensor  # what they were
     packed: PackedMatrix
 
-    def is_current(self, version: int, address: int, samples: Tensor) -> bool:
+    def is_current(self, version: int, place: tuple[object, ...]) -> bool:
         """Whether the weight is unchanged since it was packed."""
-        return (self.version, self.address) == (version, address) and torch.equal(self.samples, samples)
+        return (self.version, self.place) == (version, place) and torch.equal(self.view, self.samples)
 
 
 _cache: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> {d: CacheEntry}; freed with its weight
@@ -102,32 +108,33 @@ _cache_lock = threading.Lock()
 
 def packed_direction(weight: Tensor, d: int) -> PackedMatrix:
     """`weight[d]` (K, N) of (D, K, N) packed: from the cache, or packed again if the weight has changed."""
-    part = weight[d].detach()
-    return _cached(weight, d, part, part)
+    return _cached(weight, d, lambda: weight.detach()[d])
 
 
 def packed_linear(weight: Tensor) -> PackedMatrix:
     """The weight (N, K) of a linear layer packed, as `packed_direction`."""
-    part = weight.detach()
-    return _cached(weight, 0, part, part.t())
+    return _cached(weight, 0, lambda: weight.detach().t())
 
 
-def _cached(weight: Tensor, d: int, part: Tensor, plain: Tensor) -> PackedMatrix:
-    """`plain` (K, N) packed, which is `part` of a weight or its transpose.
+def _cached(weight: Tensor, d: int, plain_of: Callable[[], Tensor]) -> PackedMatrix:
+    """`plain_of()` (K, N) packed, which is a part of a weight or its transpose.
 
     Writes that autograd counts (optimizers, load_state_dict, no_grad) change the version.  Writes through `.data` do
     not, so samples spread over the weight are compared as well.
     """
-    version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
-    samples = samples_of(part, NUM_SAMPLES)
+    version, place = 0 if weight.is_inference() else weight._version, (weight.data_ptr(), weight.shape, weight.stride())
     with _cache_lock:
         entries: dict[int, CacheEntry] | None = _cache.get(weight)  # type: ignore[no-untyped-call]
         if entries is None:
             entries = _cache[weight] = {}
     # the threads of the directions do not wait for each other: each has an entry of its own
     entry = entries.get(d)
-    if entry is None or not entry.is_current(version, address, samples):
-        entry = entries[d] = CacheEntry(version, address, samples.clone(), PackedMatrix(plain))
+    if entry is None or not entry.is_current(version, place):
+        plain = plain_of()
+        in_rows = plain if plain.is_contiguous() else plain.t()
+        # samples of a weight with gaps would be a copy: all of it is compared
+        view = samples_of(in_rows, NUM_SAMPLES) if in_rows.is_contiguous() else plain
+        entry = entries[d] = CacheEntry(version, place, view, view.clone(), PackedMatrix(plain))
     return entry.packed
 
 

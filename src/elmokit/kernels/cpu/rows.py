@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HOISTED_ROWS = 128  # rows per input product: enough for full speed, few enough to stay in the cache
+HOISTED_ROWS = 64  # rows per input product: enough for full speed, few enough to stay in the cache
 
 
 class ActiveRows(NamedTuple):
@@ -22,7 +22,7 @@ class ActiveRows(NamedTuple):
     """
 
     counts: list[int]  # number of active rows at each step
-    order: Tensor  # (B,) sentences, the longest first
+    order: Tensor | None  # (B,) sentences, the longest first; None: as they are
     positions: Tensor | None  # (R,) position of each row among T * B; None if all rows are active at all steps
 
     def gather(self, steps: Tensor) -> Tensor:
@@ -40,11 +40,14 @@ class ActiveRows(NamedTuple):
 
     def sort(self, state: Tensor) -> Tensor:
         """A copy of (B, …) with the longest sentence first."""
-        return state[self.order]
+        return state.clone() if self.order is None else state[self.order]
 
     def unsort(self, ordered: Tensor, state: Tensor) -> None:
         """Write the sorted rows into `state` (B, …), in the order of the sentences."""
-        state[self.order] = ordered
+        if self.order is None:
+            state.copy_(ordered)
+        else:
+            state[self.order] = ordered
 
 
 def active_rows(lengths: Tensor, num_steps: int) -> ActiveRows:
@@ -53,7 +56,7 @@ def active_rows(lengths: Tensor, num_steps: int) -> ActiveRows:
     if num_rows == 1:  # one sentence has nothing to sort, and is short work
         length = int(lengths[0])
         positions = None if length == num_steps else torch.arange(length)
-        return ActiveRows([1] * length + [0] * (num_steps - length), torch.zeros(1, dtype=torch.int64), positions)
+        return ActiveRows([1] * length + [0] * (num_steps - length), None, positions)
     ordered, order = lengths.sort(descending=True, stable=True)
     active = torch.arange(num_steps).unsqueeze(1) < ordered  # (T, B)
     counts = active.sum(dim=1).tolist()

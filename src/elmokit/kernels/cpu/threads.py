@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 FEW_CPUS = 8  # of more, an idle one is found
 
+_caller = threading.local()  # cores: those of a thread in `without_openmp`
 _pools: dict[int, ThreadPoolExecutor] = {}  # direction -> its thread
 _pool_lock = threading.Lock()
 
@@ -20,7 +24,7 @@ def in_parallel(run: Callable[[int], None], num_directions: int) -> None:
 
     With one direction or one core the calls run one after the other in the caller's thread.
     """
-    num_cores = torch.get_num_threads()
+    num_cores = cores_of_caller()
     if num_directions < 2 or num_cores < 2:
         for d in range(num_directions):
             run(d)
@@ -39,6 +43,45 @@ def in_parallel(run: Callable[[int], None], num_directions: int) -> None:
 
     for future in [pool(d).submit(task, d) for d in range(num_directions)]:
         future.result()
+
+
+def cores_of_caller() -> int:
+    """The number of cores that the calling thread may use: PyTorch's number of threads, also in `without_openmp`."""
+    return getattr(_caller, "cores", None) or torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def without_openmp() -> Iterator[None]:
+    """PyTorch's loops over a few thousand numbers or more run on one core in the calling thread.
+
+    Otherwise OpenMP's threads spin for milliseconds after each loop, on the cores that the directions need next.
+    `in_parallel` divides the same cores as outside.
+    """
+    set_number, cores = openmp_setter(), torch.get_num_threads()
+    if set_number is None or cores < 2:
+        yield
+        return
+    set_number(1)
+    _caller.cores = cores
+    try:
+        yield
+    finally:
+        _caller.cores = None
+        set_number(cores)
+
+
+@functools.cache
+def openmp_setter() -> Callable[[int], object] | None:
+    """`omp_set_num_threads` of PyTorch's OpenMP; None where it is not found or there are many CPUs.
+
+    It changes the number of the calling thread only; torch.set_num_threads changes that of new threads too.
+    """
+    if (os.cpu_count() or 1) > FEW_CPUS:
+        return None
+    try:
+        return ctypes.CDLL(torch._C.__file__).omp_set_num_threads
+    except (OSError, AttributeError, TypeError):
+        return None
 
 
 def set_own_threads(count: int) -> None:

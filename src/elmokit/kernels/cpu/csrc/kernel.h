@@ -2,7 +2,7 @@
 
    NAME(name)  the name of a function or type for this instruction set
    WIDTH       bits of a register: 512 with AVX-512 and products of bytes (VNNI), 256 with AVX2, 128 otherwise
-   TILE        number of rows that are multiplied together: as many as the registers hold
+   TILE        number of rows that are multiplied together: 6 with 32 registers, or 1
 
    Functions that are not inlined compute a row in the same way, whatever is computed with it. */
 
@@ -37,16 +37,29 @@ INLINE void NAME(store_part)(float *to, vec x, int64_t n) {
 
 /* ---- sums of products of one block of columns and n rows: sums (n, COLUMNS) --------------------------------------
 
-   Few rows read ahead by hand; with more, the time is that of the products. */
+   A tile adds `count` values of each row, times a part of the block, to its sums.  While it is computed, the part after
+   it is read ahead: `lines` cache lines at each value, from `ahead` on.  A sum is added up value after value, whatever
+   the size of tiles and parts. */
 
-INLINE void NAME(float_tile)(const float *values, const float *rows, int64_t depth, const int n, float *sums) {
-    vec acc[TILE][VECTORS] = {0};
-    for (int64_t k = 0; k < depth; k++, values += COLUMNS)
+INLINE void NAME(read_ahead)(const void *values, const char *ahead, int64_t lines, const int n, const int lines_each) {
+    if (n < 4)
+        for (int line = 0; line < lines_each; line++) PREFETCH((const char *)values + NEAR + line * LINE);
+    else
+        for (int64_t line = 0; line < lines; line++) PREFETCH(ahead + line * LINE);
+}
+
+INLINE void NAME(float_tile)(const float *values, const float *rows, int64_t depth, int64_t count, const int n,
+                             const char *ahead, int64_t lines, float *sums) {
+    vec acc[TILE][VECTORS];
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = NAME(load)(sums + r * COLUMNS + v * LANES);
+    for (int64_t k = 0; k < count; k++, values += COLUMNS, ahead += lines * LINE) {
+        NAME(read_ahead)(values, ahead, lines, n, 4);
         for (int v = 0; v < VECTORS; v++) {
             vec weights = NAME(load)(values + v * LANES);
-            if (n < 4) PREFETCH(values + v * LANES);
             for (int r = 0; r < n; r++) acc[r][v] += rows[r * depth + k] * weights;
         }
+    }
     for (int r = 0; r < n; r++)
         for (int v = 0; v < VECTORS; v++) NAME(store)(sums + r * COLUMNS + v * LANES, acc[r][v]);
 }
@@ -64,10 +77,13 @@ INLINE vec NAME(widen)(const int8_t *from) {
 }
 
 /* With values in int8. */
-INLINE void NAME(exact_tile)(const int8_t *values, const float *rows, int64_t depth, const int n, float *sums) {
-    vec acc[TILE][VECTORS] = {0};
-    for (int64_t k = 0; k < depth; k++, values += COLUMNS) {
-        if (n < 4) PREFETCH(values);
+INLINE void NAME(exact_tile)(const int8_t *values, const float *rows, int64_t depth, int64_t count, const int n,
+                             const char *ahead, int64_t lines, float *sums) {
+    vec acc[TILE][VECTORS];
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = NAME(load)(sums + r * COLUMNS + v * LANES);
+    for (int64_t k = 0; k < count; k++, values += COLUMNS, ahead += lines * LINE) {
+        NAME(read_ahead)(values, ahead, lines, n, 1);
         for (int v = 0; v < VECTORS; v++) {
             vec weights = NAME(widen)(values + v * LANES);
             for (int r = 0; r < n; r++) acc[r][v] += rows[r * depth + k] * weights;
@@ -79,45 +95,80 @@ INLINE void NAME(exact_tile)(const int8_t *values, const float *rows, int64_t de
 
 #if WIDTH == 512
 /* With values in int8, four rows of them in a lane, and rows in bytes, which are 128 too large: exact sums. */
-INLINE void NAME(rounded_tile)(const int8_t *values, const uint8_t *rows, int64_t depth, const int n, int32_t *sums) {
+INLINE void NAME(rounded_tile)(const int8_t *values, const uint8_t *rows, int64_t depth, int64_t count, const int n,
+                               const char *ahead, int64_t lines, float *sums) {
     __m512i acc[TILE][VECTORS];
     for (int r = 0; r < n; r++)
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < depth; k += 4, values += COLUMNS * 4)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_loadu_si512(sums + r * COLUMNS + v * LANES);
+    for (int64_t k = 0; k < count; k += 4, values += COLUMNS * 4, ahead += lines * LINE) {
+        NAME(read_ahead)(values, ahead, lines, n, 4);
         for (int v = 0; v < VECTORS; v++) {
             __m512i weights = _mm512_loadu_si512(values + v * LANES * 4);
-            if (n < 4) PREFETCH(values + v * LANES * 4);
             for (int r = 0; r < n; r++) {
                 int32_t four;
                 memcpy(&four, rows + r * depth + k, 4);
                 acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], _mm512_set1_epi32(four), weights);
             }
         }
+    }
     for (int r = 0; r < n; r++)
         for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(sums + r * COLUMNS + v * LANES, acc[r][v]);
 }
 #endif
 
-INLINE void NAME(tile)(const Matrix *matrix, int64_t block, const Rows *rows, int64_t r, const int n, float *sums) {
-    int64_t depth = matrix->depth, begin = block * depth * COLUMNS;
+/* A part of a block, from value `begin` of the depth on. */
+typedef struct {
+    int64_t block, begin, count;
+    const char *ahead;
+    int64_t lines;
+} NAME(Part);
+
+INLINE void NAME(tile)(const Matrix *matrix, const NAME(Part) *part, const Rows *rows, int64_t r, const int n,
+                       float *sums) {
+    int64_t depth = matrix->depth, begin = (part->block * depth + part->begin) * COLUMNS;
+    int64_t first = r * depth + part->begin;
     if (matrix->kind == FLOAT)
-        NAME(float_tile)((const float *)matrix->values + begin, rows->values + r * depth, depth, n, sums);
+        NAME(float_tile)((const float *)matrix->values + begin, rows->values + first, depth, part->count, n,
+                         part->ahead, part->lines, sums);
     else if (matrix->kind == EXACT)
-        NAME(exact_tile)((const int8_t *)matrix->values + begin, rows->values + r * depth, depth, n, sums);
+        NAME(exact_tile)((const int8_t *)matrix->values + begin, rows->values + first, depth, part->count, n,
+                         part->ahead, part->lines, sums);
 #if WIDTH == 512
     else
-        NAME(rounded_tile)((const int8_t *)matrix->values + begin, rows->bytes + r * depth, depth, n, (int32_t *)sums);
+        NAME(rounded_tile)((const int8_t *)matrix->values + begin, rows->bytes + first, depth, part->count, n,
+                           part->ahead, part->lines, sums);
 #endif
 }
 
-/* The sums of some of the rows from r on; returns their number. */
-static int NAME(sum)(const Matrix *matrix, int64_t block, const Rows *rows, int64_t r, int64_t num_rows, float *sums) {
-#if TILE == 4
-    if (num_rows - r >= 4) return NAME(tile)(matrix, block, rows, r, 4, sums), 4;
-    if (num_rows - r >= 2) return NAME(tile)(matrix, block, rows, r, 2, sums), 2;
+/* The sums of a block and of `n` rows from r on, at most ROWS. */
+static NOINLINE void NAME(sum)(const Matrix *matrix, int64_t block, const Rows *rows, int64_t r, int64_t n,
+                               float *sums) {
+    int64_t size = matrix->kind == FLOAT ? sizeof(float) : 1, most = PART / (COLUMNS * size);
+    int64_t tile_rows = matrix->kind == ROUNDED && TILE > 4 ? 4 : TILE; /* their broadcasts need registers too */
+    int64_t num_tiles = (n + tile_rows - 1) / tile_rows, lines_each = matrix->kind == EXACT ? 1 : 4;
+    memset(sums, 0, n * COLUMNS * sizeof(float));
+    NAME(Part) part = {.block = block};
+    for (; part.begin < matrix->depth; part.begin += most) {
+        part.count = matrix->depth - part.begin < most ? matrix->depth - part.begin : most;
+        const char *here = (const char *)matrix->values + (block * matrix->depth + part.begin) * COLUMNS * size;
+        int64_t bytes = part.count * COLUMNS * size, share = (lines_each + num_tiles - 1) / num_tiles;
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            int64_t row = tile * tile_rows, first = tile * share; /* line of those that this tile reads ahead */
+            part.lines = first < lines_each ? share : 0;
+            part.ahead = here + (num_tiles == 1 ? NEAR : bytes + bytes / lines_each * first);
+            float *to = sums + row * COLUMNS;
+            switch (n - row < tile_rows ? n - row : tile_rows) {
+#if TILE == 6
+            case 5: NAME(tile)(matrix, &part, rows, r + row, 5, to); break;
+            case 4: NAME(tile)(matrix, &part, rows, r + row, 4, to); break;
+            case 3: NAME(tile)(matrix, &part, rows, r + row, 3, to); break;
+            case 2: NAME(tile)(matrix, &part, rows, r + row, 2, to); break;
+            case 1: NAME(tile)(matrix, &part, rows, r + row, 1, to); break;
 #endif
-    (void)num_rows;
-    return NAME(tile)(matrix, block, rows, r, 1, sums), 1;
+            default: NAME(tile)(matrix, &part, rows, r + row, TILE, to);
+            }
+        }
+    }
 }
 
 /* Vector v of a row's sums as real numbers: the scales of columns and row applied. */
@@ -137,10 +188,16 @@ INLINE vec NAME(real)(const Matrix *matrix, int64_t block, int v, const float *s
 
 INLINE vec NAME(choose)(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 
-INLINE vec NAME(clip)(vec x, float bound) { /* a comparison with NaN is false: NaN remains */
+INLINE vec NAME(clip)(vec x, float bound) { /* NaN remains: of NaN and a number, x86 takes the second */
     vec limit = (vec){0} + bound;
+#if WIDTH == 512
+    return _mm512_max_ps(-limit, _mm512_min_ps(limit, x));
+#elif WIDTH == 256
+    return _mm256_max_ps(-limit, _mm256_min_ps(limit, x));
+#else
     x = NAME(choose)(x > limit, limit, x);
     return NAME(choose)(x < -limit, -limit, x);
+#endif
 }
 
 /* e to the x for x from -87 to 87, with a relative error below 2e-7. */
@@ -220,12 +277,13 @@ static void NAME(round_rows)(const Matrix *matrix, Rows *rows, int64_t num_rows)
 /* A matrix times rows: out (num_rows, num_columns), whose rows begin every `stride` numbers. */
 static void NAME(product)(const Matrix *matrix, Rows *rows, int64_t num_rows, const float *bias, float bound,
                           int64_t num_columns, int64_t stride, float *out) {
-    float sums[TILE * COLUMNS];
+    float sums[ROWS * COLUMNS];
     NAME(round_rows)(matrix, rows, num_rows);
     for (int64_t block = 0; block < matrix->blocks; block++)
         for (int64_t r = 0; r < num_rows;) {
-            int n = NAME(sum)(matrix, block, rows, r, num_rows, sums);
-            for (int t = 0; t < n; t++, r++)
+            int64_t n = num_rows - r < ROWS ? num_rows - r : ROWS;
+            NAME(sum)(matrix, block, rows, r, n, sums);
+            for (int64_t t = 0; t < n; t++, r++)
                 NAME(finish)(matrix, block, sums + t * COLUMNS, rows->scales[r], bias, bound, num_columns,
                              out + r * stride);
         }
@@ -234,12 +292,13 @@ static void NAME(product)(const Matrix *matrix, Rows *rows, int64_t num_rows, co
 /* One step: hidden and cell become those after it. */
 static void NAME(step)(const Layer *layer, int64_t num_rows, const float *gates, float *cell, Rows *hidden, Rows *out) {
     const Matrix *recurrent = &layer->recurrent, *projection = &layer->projection;
-    float sums[TILE * COLUMNS];
+    float sums[ROWS * COLUMNS];
     NAME(round_rows)(recurrent, hidden, num_rows);
     for (int64_t block = 0; block < recurrent->blocks; block++)
         for (int64_t r = 0; r < num_rows;) {
-            int n = NAME(sum)(recurrent, block, hidden, r, num_rows, sums);
-            for (int t = 0; t < n; t++, r++)
+            int64_t n = num_rows - r < ROWS ? num_rows - r : ROWS;
+            NAME(sum)(recurrent, block, hidden, r, n, sums);
+            for (int64_t t = 0; t < n; t++, r++)
                 NAME(update_cells)(layer, block, sums + t * COLUMNS, hidden->scales[r], gates + r * 4 * layer->cell_dim,
                                    cell + r * layer->cell_dim, out->values + r * projection->depth);
         }
@@ -294,11 +353,3 @@ static void NAME(add_scores)(const float *scores, const float *bias, int64_t num
         NAME(add_row)(scores, bias, whole, rest, peaks + r, sums + r);
     }
 }
-
-#undef LANES
-#undef VECTORS
-#undef vec
-#undef ivec
-#undef NAME
-#undef WIDTH
-#undef TILE

@@ -1,4 +1,4 @@
-/* Products of few rows, the steps of one direction of one layer, for any number of rows, in one call, and sums of the
+/* Products of rows, words from their characters, the steps of one direction of one layer, for any number of rows, in one call, and sums of the
    exponentials of scores: see native.py.
 
    Weights are packed into blocks of 64 columns that are read from the first to the last byte.  A block of
@@ -42,10 +42,47 @@ typedef struct {
     float *scales;  /* (n,) */
 } Rows;
 
+typedef struct {
+    int64_t width, channels;
+    const float *weight; /* (channels, char_dim, width) */
+    const float *bias;   /* (channels,) */
+} Filter;
+
+typedef struct {
+    Matrix matrix;
+    const float *bias; /* (num_columns,) */
+    int64_t num_columns;
+} Linear;
+
+typedef struct {
+    int64_t num_characters, char_dim, max_characters, pad; /* ids are 0 to num_characters; that of a pad */
+    const float *characters; /* (num_characters, char_dim) of ids from 1 on; the vector of 0 is zeros */
+    int64_t num_filters, num_channels, is_tanh, num_highways; /* tanh after the filters, or relu */
+    const Filter *filters;
+    const Linear *highways;   /* transform and carry of each */
+    const Linear *projection; /* NULL: the result has the channels */
+} Words;
+
+typedef struct { /* of n words, U different characters */
+    int64_t count;         /* U */
+    const float *vectors;  /* (U, char_dim) */
+    const int32_t *places; /* (n, max_characters) which of them each character is, up to the last window that counts */
+    const int64_t *ends;   /* (n,) place after the last character that is not a pad */
+} Spelling;
+
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
-#define PREFETCH(address) __builtin_prefetch((const char *)(address) + 1024)
+#define ROWS 48          /* rows that read a block together, while it is in the cache; a multiple of the tiles */
+#define WORDS 240        /* words that are encoded together: what their characters add is computed once */
+#define PART (128 << 10) /* bytes of a block that are in the cache beside the next part */
+#define LINE 64          /* bytes of a line of the cache */
+#define PREFETCH(address) __builtin_prefetch(address)
+#define NEAR 2048        /* how many bytes are read ahead where a part is read once */
 #define ROUNDING 12582912.0f /* 1.5 * 2^23: the sum of a small number and this is rounded, in its lowest bits */
+
+static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t n, int64_t width) {
+    for (int64_t r = 0; r < n; r++) memcpy(to + r * to_stride, from + r * from_stride, width * sizeof(float));
+}
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,8 +90,9 @@ typedef struct {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")
 #define NAME(name) name##_512
 #define WIDTH 512
-#define TILE 4
+#define TILE 6
 #include "kernel.h"
+#include "words.h"
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
@@ -62,12 +100,14 @@ typedef struct {
 #define WIDTH 256
 #define TILE 1
 #include "kernel.h"
+#include "words.h"
 #pragma GCC pop_options
 #endif
 #define NAME(name) name##_any
 #define WIDTH 128
 #define TILE 1
 #include "kernel.h"
+#include "words.h"
 
 /* The fastest instruction set of this processor. */
 #if defined(__x86_64__)
@@ -97,10 +137,6 @@ static void release(Rows *rows, int with_values) {
     if (with_values) free(rows->values);
     free(rows->bytes);
     free(rows->scales);
-}
-
-static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t n, int64_t width) {
-    for (int64_t r = 0; r < n; r++) memcpy(to + r * to_stride, from + r * from_stride, width * sizeof(float));
 }
 
 /* ---- what native.py calls; 0, or 1 without memory ---------------------------------------------------------------- */
@@ -151,4 +187,67 @@ int elmokit_add_scores(const float *scores, const float *bias, int64_t num_rows,
                        double *sums) {
     FASTEST(add_scores)(scores, bias, num_rows, num_columns, peaks, sums);
     return 0;
+}
+
+/* The characters of words, from ids (num_words, max_characters): at most `num_characters` + 1 rows of `vectors`. */
+static Spelling spell(const Words *words, int64_t widest, int64_t num_words, const int64_t *ids, int32_t *numbers,
+                      float *vectors, int32_t *places, int64_t *ends) {
+    int64_t width = words->max_characters, dim = words->char_dim, count = 0;
+    for (int64_t id = 0; id <= words->num_characters; id++) numbers[id] = -1;
+    for (int64_t w = 0; w < num_words; w++, ids += width) {
+        int64_t end = width;
+        while (end > 0 && ids[end - 1] == words->pad) end--;
+        ends[w] = end;
+        for (int64_t place = 0; place < width && place < end + widest; place++) {
+            int64_t id = ids[place];
+            if (numbers[id] < 0) {
+                numbers[id] = (int32_t)count;
+                if (id == 0) memset(vectors + count++ * dim, 0, dim * sizeof(float));
+                else memcpy(vectors + count++ * dim, words->characters + (id - 1) * dim, dim * sizeof(float));
+            }
+            places[w * width + place] = numbers[id];
+        }
+    }
+    return (Spelling){count, vectors, places, ends};
+}
+
+/* ids (num_words, max_characters) -> out (num_words, columns of the projection). */
+int elmokit_words(const Words *words, int64_t num_words, const int64_t *ids, float *out) {
+    int64_t most = num_words < WORDS ? num_words : WORDS, dim = words->char_dim, widest = 0;
+    int64_t depth = (words->num_channels + COLUMNS - 1) / COLUMNS * COLUMNS, table = words->num_characters + 1;
+    int64_t columns = words->projection == NULL ? words->num_channels : words->projection->num_columns;
+    for (int64_t f = 0; f < words->num_filters; f++)
+        widest = words->filters[f].width > widest ? words->filters[f].width : widest;
+    int64_t used = most * words->max_characters < table ? most * words->max_characters : table;
+    int32_t *numbers = malloc(table * sizeof(int32_t)), *places = malloc(most * words->max_characters * sizeof(int32_t));
+    int64_t *ends = malloc(most * sizeof(int64_t));
+    float *vectors = malloc(used * dim * sizeof(float));
+    float *weights = malloc(widest * dim * COLUMNS * sizeof(float));
+    float *added = malloc(widest * used * COLUMNS * sizeof(float));
+    Rows maxima = {0}, rows = {0}, spare = {0};
+    int failed = !reserve(&maxima, most, depth, 1) | !reserve(&rows, ROWS, depth, 0) | !reserve(&spare, ROWS, depth, 1) |
+                 (numbers == NULL) | (places == NULL) | (ends == NULL) | (vectors == NULL) | (weights == NULL) |
+                 (added == NULL);
+    float *second = spare.values;
+    for (int64_t begin = 0; begin < num_words && !failed; begin += most) {
+        int64_t n = num_words - begin < most ? num_words - begin : most, column = 0;
+        Spelling spelling =
+            spell(words, widest, n, ids + begin * words->max_characters, numbers, vectors, places, ends);
+        for (int64_t f = 0; f < words->num_filters; column += words->filters[f++].channels)
+            for (int64_t channel = 0; channel < words->filters[f].channels; channel += COLUMNS) {
+                FASTEST(add_up)(words, words->filters + f, channel, &spelling, weights, added);
+                FASTEST(maxima)(words, words->filters + f, channel, &spelling, n, added, depth, maxima.values + column);
+            }
+        for (int64_t r = 0; r < n; r += ROWS) {
+            rows.values = maxima.values + r * depth;
+            spare.values = second;
+            FASTEST(project)(words, &rows, &spare, n - r < ROWS ? n - r : ROWS, depth, out + (begin + r) * columns);
+        }
+    }
+    spare.values = second;
+    release(&maxima, 1);
+    release(&rows, 0);
+    release(&spare, 1);
+    free(numbers), free(places), free(ends), free(vectors), free(weights), free(added);
+    return failed;
 }
