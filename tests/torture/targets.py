@@ -68,7 +68,8 @@ def make(
 
 NOT_TARGETS = {
     "digest", "embed_groups", "word_parameters", "load_weights", "contextualize", "run_layers", "initial_state",
-    "mix_l2", "l2", "reset_state", "forget_words", "load_language_model",  # no arguments
+    "mix_l2", "l2", "reset_state", "forget_words", "load_language_model", "without_openmp",  # no arguments
+    "of_words",  # of the words of a batch
     "disambiguate", "run_probes",  # from files, by `elmokit probe`
     "fit", "build", "from_text", "to_json",  # a protocol for authors of tasks
     "answer", "score", "size", "check_model", "get_output_dim",
