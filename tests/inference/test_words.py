@@ -146,12 +146,29 @@ def test_substitutes_of_a_word_of_two_characters_are_the_best_of_all_pairs(elmo)
         of_pair = (prior[pair[0]] + bare.forward[1] + prior[pair[1]] + bare.backward[0]) / 2
         scores[pair] = whole.forward[2:4].sum() + whole.backward[2:4].sum() - of_pair
     best = max((pair for pair in scores if pair != ("银", "行")), key=lambda pair: scores[pair])
-    found = elmo.substitutes("我去[银行]取钱。", k=5)
+    found = elmo.substitutes("我去[银行]取钱。", k=5, num_read=0)
     assert found[0].word == join_tokens(best)
     assert [one.log_prob for one in found] == sorted((one.log_prob for one in found), reverse=True)
     assert all(len(Tokenizer("han")(one.word)) == 2 and one.word != "银行" for one in found)
-    assert elmo.substitutes(["我", "去", "银行", "取钱", "。"], position=2, k=5) == found
-    assert elmo.substitutes("我去[__]取钱。", k=1)[0].word in (found[0].word, "银行")
+    assert elmo.substitutes(["我", "去", "银行", "取钱", "。"], position=2, k=5, num_read=0) == found
+    assert elmo.substitutes("我去[__]取钱。", k=1, num_read=0)[0].word in (found[0].word, "银行")
+
+
+@pytest.mark.parametrize("keep_word", [False, True])
+def test_words_of_two_characters_that_are_read_share_their_mass_by_the_sentence_with_each(elmo, keep_word):
+    def find(**settings):
+        found = elmo.substitutes("我去[银行]取钱。", k=10_000, keep_word=keep_word, **settings)
+        return {one.word: one.log_prob for one in found}
+
+    by_sides = find(num_read=0)
+    read = [word for place, word in enumerate(by_sides) if place < 6 or word == "银行"]
+    scored = elmo.log_probs([["我", "去", *Tokenizer("han")(word), "取", "钱", "。"] for word in read])
+    of_sentences = np.array([(s.forward.sum() + s.forward_end + s.backward.sum() + s.backward_end) / 2 for s in scored])
+    mass = np.logaddexp.reduce([by_sides[word] for word in read]) - np.logaddexp.reduce(of_sentences)
+    expected = by_sides | dict(zip(read, of_sentences + mass, strict=True))
+    found = find(num_read=6)
+    assert list(found) == sorted(expected, key=expected.get, reverse=True)
+    assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_substitutes_of_several_characters_can_keep_the_word_that_is_there(elmo):

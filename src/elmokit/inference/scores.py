@@ -151,7 +151,7 @@ class Scorer:
         special words are excluded. The best words by this are then read in the sentence: their probabilities together
         stay, and each has a part of them proportional to the probability of the sentence with it, which depends on left
         and right together. A token of which the model reads several units, such as a Chinese word, is replaced by words
-        of as many units, and these are not read in the sentence (see `fills.py`).
+        of as many units (see `fills.py`).
 
         Args:
             tokens: The sentence.
@@ -174,7 +174,7 @@ class Scorer:
             raise ValueError(f"num_read is {num_read}: pass 0 to read no word in the sentence, or more")
         units = [self.runner.tokenizer.units(token) for token in tokens]
         if len(units[position]) > 1:
-            return self._fill(units, position, k, keep_word=keep_word)
+            return self._fill(units, position, k, keep_word=keep_word, num_read=num_read)
         position = sum(map(len, units[:position]))
         tokens = list(chain.from_iterable(units))
         ((_, top),) = self._top_layers([tokens], None)  # (1, T+2, 2P)
@@ -188,43 +188,63 @@ class Scorer:
             read = scores.topk(min(num_read, num_fitting)).indices
             if keep_word and torch.isfinite(scores[own]) and own not in read:
                 read = torch.cat([read, read.new_tensor([own])])
-            scores[read] = self._log_sentence(tokens, position, read).log_softmax(dim=0) + scores[read].logsumexp(dim=0)
+            words = [[self.vocabulary.words[word]] for word in read.tolist()]
+            scores[read] = self._share_by_reading(tokens[:position], words, tokens[position + 1 :], scores[read])
         best = scores.topk(min(k, num_fitting))
-        words = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        if keep_word and torch.isfinite(scores[own]) and all(word != own for word, _ in words):
-            words.append((own, float(scores[own])))
-        return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in words]
+        found = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        if keep_word and torch.isfinite(scores[own]) and all(word != own for word, _ in found):
+            found.append((own, float(scores[own])))
+        return [Substitute(self.vocabulary.words[word], log_prob) for word, log_prob in found]
+
+    def _fill(
+        self, units: list[list[str]], position: int, k: int, *, keep_word: bool, num_read: int
+    ) -> list[Substitute]:
+        """As `substitutes`, where the token is several units."""
+        left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
+        own = units[position]
+        filled = fill(self, left, right, len(own), own=own if keep_word else None)
+        filled = [(word, log_prob) for word, log_prob in filled if keep_word or word != own]
+        read = [one for place, one in enumerate(filled) if place < num_read or one[0] == own] if num_read else []
+        if read:
+            words, before = [word for word, _ in read], torch.tensor([log_prob for _, log_prob in read])
+            shared = self._share_by_reading(left, words, right, before.double()).tolist()
+            filled = [*zip(words, shared, strict=True), *(one for one in filled if one[0] not in words)]
+            filled.sort(key=lambda one: -one[1])
+        found = [Substitute(join_tokens(word), log_prob) for word, log_prob in filled]
+        kept = [one for one in found[k:] if keep_word and one.word == join_tokens(own)]
+        return [*found[:k], *kept]
+
+    def _share_by_reading(self, left: list[str], words: list[list[str]], right: list[str], log_probs: Tensor) -> Tensor:
+        """Divide the probability of some words anew, by the sentence with each of them.
+
+        Args:
+            left: Tokens before the place.
+            words: N words of one number of tokens.
+            right: Tokens after it.
+            log_probs: (N,), of which the sum of the probabilities stays.
+        """
+        of_sentences = self._log_sentences(left[-REACH:], words, right[:REACH]).to(log_probs)
+        return of_sentences.log_softmax(dim=0) + log_probs.logsumexp(dim=0)
 
     @torch.no_grad()
-    def _log_sentence(self, tokens: list[str], position: int, words: Tensor) -> Tensor:
+    def _log_sentences(self, left: list[str], words: list[list[str]], right: list[str]) -> Tensor:
         """Log-probability of a sentence with each of N words in one place: (N,), float64, up to a constant.
 
         It is the mean over both directions. The forward one has predicted all tokens before the place before it reads
         the word, so these are the same for all words and are left out; likewise backward.
         """
-        left, right = tokens[max(0, position - REACH) : position], tokens[position + 1 : position + 1 + REACH]
-        place = len(left) + 1  # <S> comes first
-        ids = self.vocabulary.ids([*left, tokens[position], *right])
-        targets = words.new_tensor([self.vocabulary.bos_id, *ids, self.vocabulary.eos_id]).repeat(len(words), 1)
-        targets[:, place] = words  # (N, T+2)
-        sentences = [[*left, self.vocabulary.words[word], *right] for word in words.tolist()]
-        results = torch.zeros(len(words), dtype=torch.float64, device=words.device)
+        begin, end = len(left) + 1, len(left) + 1 + len(words[0])  # of the word; <S> comes first
+        sentences = [[*left, *word, *right] for word in words]
+        vocabulary = self.vocabulary
+        ids = [[vocabulary.bos_id, *vocabulary.ids(sentence), vocabulary.eos_id] for sentence in sentences]
+        results = torch.zeros(len(words), dtype=torch.float64)
         for batch, top in self._top_layers(sentences, None):
-            rows = torch.tensor(batch.positions, device=words.device)
+            targets = torch.tensor([ids[place] for place in batch.positions], device=top.device)  # (B, T+2)
             ahead, back = top.chunk(2, dim=-1)  # (B, T+2, P)
-            ahead = self.output_layer.log_probs(ahead[:, place - 1 : -1], targets[rows, place:])
-            back = self.output_layer.log_probs(back[:, 1 : place + 2], targets[rows, : place + 1])
-            results[rows] = (ahead.double().sum(dim=1) + back.double().sum(dim=1)) / 2
+            ahead = self.output_layer.log_probs(ahead[:, begin - 1 : -1], targets[:, begin:])
+            back = self.output_layer.log_probs(back[:, 1 : end + 1], targets[:, :end])
+            results[batch.positions] = ((ahead.double().sum(dim=1) + back.double().sum(dim=1)) / 2).cpu()
         return results
-
-    def _fill(self, units: list[list[str]], position: int, k: int, *, keep_word: bool) -> list[Substitute]:
-        """As `substitutes`, where the token is several units."""
-        left, right = (list(chain.from_iterable(part)) for part in (units[:position], units[position + 1 :]))
-        own = units[position]
-        filled = fill(self, left, right, len(own), own=own if keep_word else None)
-        found = [Substitute(join_tokens(word), log_prob) for word, log_prob in filled if keep_word or word != own]
-        kept = [one for one in found[k:] if keep_word and one.word == join_tokens(own)]
-        return [*found[:k], *kept]
 
     def next_words(self, prefixes: list[list[str]]) -> Tensor:
         """Log-probabilities (N, V) of the word after each of N token lists of one length, which begin a sentence."""
