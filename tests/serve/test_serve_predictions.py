@@ -1,5 +1,6 @@
 """The endpoints of the language model and of tasks give what the library gives."""
 
+import asyncio
 import dataclasses
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 from served import TEXTS, TOLERANCE, WORDS, error_of, make_model, post, serving
 
+from elmokit.inference.scores import NUM_READ
 from elmokit.serve import schemas
 from elmokit.serve.app import create_app
+from elmokit.serve.engine import Engine, SubstituteQuery
 from elmokit.serve.server import serve
 from elmokit.serve.settings import Settings
 
@@ -25,6 +28,24 @@ def test_log_probs_are_those_of_the_library(client, model):
         assert found["unknown"] == expected.unknown.tolist() == [token not in WORDS for token in expected.tokens]
         perplexity = dataclasses.asdict(model.perplexity([expected.tokens]))
         assert found["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+
+
+def test_a_place_costs_as_much_as_the_sentences_that_are_read_for_it(model):
+    reports = []
+    engine = Engine(model, Settings(patience=0.2, batch_tokens=300), report=reports.append)
+    query = SubstituteQuery(["the", "bank", "of", "the", "river", "."], 1, 3)
+
+    async def ask():
+        return await asyncio.gather(*(engine.substitutes(query) for _ in range(3)))
+
+    engine.batcher.start()
+    try:
+        found = asyncio.run(ask())
+    finally:
+        engine.batcher.close()
+    assert found == [model.substitutes(query.tokens, position=1, k=3)] * 3
+    num_read = (len(query.tokens) + 2) * (1 + NUM_READ)  # with sentence boundaries
+    assert [(report.num_pieces, report.num_tokens) for report in reports] == [(1, num_read)] * 3
 
 
 def test_the_fields_of_log_probs_are_those_of_its_schema(client):

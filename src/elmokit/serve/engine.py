@@ -18,7 +18,7 @@ from torch import Tensor
 
 from elmokit.index import Neighbour, WordIndex
 from elmokit.inference.runner import TOKENS_AT_ONCE
-from elmokit.inference.scores import Substitute, TokenLogProbs
+from elmokit.inference.scores import NUM_READ, REACH, Substitute, TokenLogProbs
 from elmokit.inference.views import Reading, View, check_layers, view_of
 from elmokit.model import ELMo
 from elmokit.network import pausing
@@ -129,9 +129,8 @@ class Engine:
         Raises:
             OverloadedError: If the queue has no capacity for it, or it would not be answered in time.
         """
-        num_tokens = sum(lengths)
-        cost = num_tokens + NUM_BOUNDARIES * len(lengths)
-        return self.batcher.admit(num_tokens, lane=self.prefix + lane, client=client, cost=cost)
+        cost = sum(_cost(lane, length) for length in lengths)
+        return self.batcher.admit(sum(lengths), lane=self.prefix + lane, client=client, cost=cost)
 
     async def vectors(
         self, sentences: Sequence[list[str]], reduce: Reduce | Sequence[Reduce], ticket: Ticket | None = None
@@ -181,7 +180,7 @@ class Engine:
         Args:
             task: Name of the task.
             inputs: Its inputs.
-            lengths: Number of tokens of each input, which is its cost in a batch.
+            lengths: Number of tokens of each input.
             ticket: What `admit` returned; None in a program without admission.
 
         Returns:
@@ -192,7 +191,7 @@ class Engine:
     async def _submit(
         self, lane: str, items: Sequence[Any], lengths: Iterable[int], ticket: Ticket | None
     ) -> list[Any]:
-        costs = [length + NUM_BOUNDARIES for length in lengths]
+        costs = [_cost(lane, length) for length in lengths]
         return await self.batcher.submit(self.prefix + lane, items, costs, ticket)
 
     # ---- on the model's thread ---------------------------------------------------------------------------------------
@@ -217,6 +216,14 @@ class Engine:
     def _neighbours(self, queries: list[NeighbourQuery]) -> list[list[Neighbour]]:
         assert self.index is not None
         return [self.index.neighbours(self.model, query.sentence, query.k) for query in queries]
+
+
+def _cost(lane: str, num_tokens: int) -> int:
+    """Cost of an item in a batch: the number of tokens that the model reads for it."""
+    cost = num_tokens + NUM_BOUNDARIES
+    if lane == "substitutes":  # the sentence with each candidate is read too
+        cost += NUM_READ * (min(num_tokens, 2 * REACH + 1) + NUM_BOUNDARIES)
+    return cost
 
 
 def _make_batcher(model: ELMo, settings: Settings, report: Callable[[BatchReport], None]) -> Batcher:
