@@ -260,41 +260,31 @@ class BiLM(nn.Module):
             padded: Rows may be shorter than T. A sentence alone is not, and is not to wait for operations on padding.
         """
         with self.without_openmp():
-            return self._contextualize(tokens, lengths, state, keep_boundaries, with_state, padded)
-
-    def _contextualize(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        state: State | None,
-        keep_boundaries: bool,
-        with_state: bool,
-        padded: bool,
-    ) -> BiLMOutput:
-        num_steps, num_rows = tokens.shape[:2]
-        mask, x = None, tokens
-        if padded:
-            mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
-            x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
-        if state is not None:
-            state = self._check_state(state, num_rows)
-        layers, after = self.run_layers(x.expand(2, *x.shape), lengths, state, with_state=with_state)  # (D, T, B, P)
-        if mask is None:  # now, when a GPU already computes the layers
-            mask = torch.ones((num_steps, num_rows), dtype=torch.bool, device=tokens.device)
-        if isinstance(after, AttentionState):  # autocast computes in another dtype
-            keys, values = after.past_keys.to(tokens.dtype), after.past_values.to(tokens.dtype)
-            after = AttentionState(keys, values, after.num_past)
-        if not keep_boundaries:
-            mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
-        # (D, T, B, P) each -> (L+1, T, B, 2P)
-        stacked = torch.stack([outputs.permute(1, 2, 0, 3) for outputs in layers]).flatten(-2)
-        if not keep_boundaries and len(mask):
-            # without boundaries a sentence is two tokens shorter: its </S> becomes padding
-            rows = torch.arange(num_rows, device=lengths.device)
-            ends = (lengths - 2).clamp(max=len(mask) - 1)
-            is_longest = (lengths == num_steps).unsqueeze(-1)  # their </S> was removed with the last step
-            stacked[:, ends, rows] = torch.where(is_longest, stacked[:, ends, rows], 0.0)
-        return BiLMOutput(stacked.transpose(1, 2), mask.t(), after)  # (L+1, B, T, 2P), (B, T)
+            num_steps, num_rows = tokens.shape[:2]
+            mask, x = None, tokens
+            if padded:
+                mask = torch.arange(num_steps, device=tokens.device).unsqueeze(1) < lengths  # (T, B)
+                x = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # (T, B, P)
+            if state is not None:
+                state = self._check_state(state, num_rows)
+            both = x.expand(2, *x.shape)  # (D, T, B, P), as each of the layers
+            layers, after = self.run_layers(both, lengths, state, with_state=with_state)
+            if mask is None:  # now, when a GPU already computes the layers
+                mask = torch.ones((num_steps, num_rows), dtype=torch.bool, device=tokens.device)
+            if isinstance(after, AttentionState):  # autocast computes in another dtype
+                keys, values = after.past_keys.to(tokens.dtype), after.past_values.to(tokens.dtype)
+                after = AttentionState(keys, values, after.num_past)
+            if not keep_boundaries:
+                mask, layers = mask[2:], [outputs[:, 1:-1] for outputs in layers]
+            # (D, T, B, P) each -> (L+1, T, B, 2P)
+            stacked = torch.stack([outputs.permute(1, 2, 0, 3) for outputs in layers]).flatten(-2)
+            if not keep_boundaries and len(mask):
+                # without boundaries a sentence is two tokens shorter: its </S> becomes padding
+                rows = torch.arange(num_rows, device=lengths.device)
+                ends = (lengths - 2).clamp(max=len(mask) - 1)
+                is_longest = (lengths == num_steps).unsqueeze(-1)  # their </S> was removed with the last step
+                stacked[:, ends, rows] = torch.where(is_longest, stacked[:, ends, rows], 0.0)
+            return BiLMOutput(stacked.transpose(1, 2), mask.t(), after)  # (L+1, B, T, 2P), (B, T)
 
     def run_layers(
         self,
