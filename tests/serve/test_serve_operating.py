@@ -103,6 +103,32 @@ def test_sighup_reads_the_keys_again_and_drops_nothing(folder, tmp_path, workers
         assert running.wait(60) == 0
 
 
+def test_a_sighup_while_a_server_starts_is_not_lost(tmp_path, monkeypatch):
+    keys, statuses = tmp_path / "keys", []
+    keys.write_text("old\n")
+    make_server = server.make_server
+
+    def make(*arguments, **settings):  # after the keys were read, before the server waits for signals
+        keys.write_text("new\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        return make_server(*arguments, **settings)
+
+    def status(url, key):
+        answer = httpx.post(f"{url}/embed", json={"inputs": "a"}, headers={"authorization": f"bearer {key}"})
+        return answer.status_code
+
+    def ask(url):
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: status(url, "new") == 200)
+        statuses.extend(status(url, key) for key in ("old", "new"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(server, "make_server", make)
+    settings = Settings(port=0, drain=0.0, api_key_file=str(keys))
+    server.serve(make_model, settings, on_listening=lambda url: threading.Thread(target=ask, args=(url,)).start())
+    assert statuses == [401, 200]
+
+
 def test_a_worker_that_is_killed_takes_only_its_own_requests_with_it(folder):
     with process(folder, "--workers", 2) as running:
         wait_for(lambda: sum(line["message"] == "serving" for line in running.log) == 2)

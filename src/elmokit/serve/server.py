@@ -322,6 +322,8 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
             if HANGUP is not None:
                 loop = asyncio.get_running_loop()
                 before[HANGUP] = signal.signal(HANGUP, lambda *_: loop.call_soon_threadsafe(access.reload))
+                if settings.api_key_file is not None:  # a signal since the file was read was ignored
+                    access.reload()
             try:
                 yield
             finally:
