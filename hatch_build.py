@@ -27,6 +27,7 @@ LIBRARY = FOLDER / "libsteps.so"
 SOURCES = (
     FOLDER / "steps.c",
     FOLDER / "kernel.h",
+    FOLDER / "blocks.h",
     FOLDER / "words.h",
 )  # as in native.py, which compares their checksum
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")

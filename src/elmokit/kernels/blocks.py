@@ -10,6 +10,7 @@ a past, else T.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -163,6 +164,23 @@ def angles(num_steps: int, dim: int, device: torch.device) -> Tensor:
     """(S, dim / 2) float64: the angle of each pair of a head at positions 0 to S - 1."""
     rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64, device=device) * (-math.log(ROTARY_BASE) / dim))
     return torch.arange(num_steps, dtype=torch.float64, device=device).unsqueeze(1) * rates
+
+
+def turn_tables(num_steps: int, dim: int, device: torch.device, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (S, dim / 2) float32 of at least `num_steps` positions; `keep` them for the next calls."""
+    padded = 1 << (num_steps - 1).bit_length()  # few tables
+    return _kept_tables(padded, dim, device) if keep else _tables(padded, dim, device)
+
+
+@functools.cache
+def _kept_tables(num_steps: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False), torch.no_grad():  # also later calls outside of inference mode read these
+        return _tables(num_steps, dim, device)
+
+
+def _tables(num_steps: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    turned = angles(num_steps, dim, device)
+    return turned.cos().float(), turned.sin().float()
 
 
 def _turns(num_steps: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from elmokit.kernels import LSTMState, cpu
 from elmokit.network.bilm import BiLM, BiLMOutput, State
 from elmokit.network.lstm import ProjectedLSTM, run_in_blocks
-from elmokit.network.transformer import Product, TransformerBlock
+from elmokit.network.transformer import Product, TransformerBlock, native_block
 
 
 def quantized(bilm: BiLM) -> BiLM:
@@ -137,6 +137,10 @@ class Int8Block(nn.Module):
             return self._matrices[name][d].product(rows[0]).unsqueeze(0)
 
         return product
+
+    def for_native(self, d: int) -> cpu.NativeBlock | None:
+        """See `TransformerBlock.for_native`."""
+        return native_block(self._matrices[name][d].for_native() for name in cpu.NativeBlock._fields)
 
 
 class Int8Linear(nn.Module):

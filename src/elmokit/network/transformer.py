@@ -19,8 +19,9 @@ Legend of shapes: D = 2 directions, T tokens, B sentences, P projection, H heads
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from elmokit import kernels
 from elmokit.kernels import AttentionSizes, BlockParts, Past, cpu
 from elmokit.kernels.blocks import in_text_order
+from elmokit.kernels.cpu.native import NativeMatrix
 from elmokit.kernels.cpu.packed import packed_direction
 
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**18}  # of all rows in one call, if sentences are longer than the window
@@ -55,6 +57,9 @@ class Block(Protocol):
 
     def direction(self, d: int) -> Product:
         """The products of one direction, on a CPU and without gradients."""
+
+    def for_native(self, d: int) -> cpu.NativeBlock | None:
+        """The weights of one direction for `cpu.run_blocks`, if that is fast."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What may be trained."""
@@ -99,6 +104,16 @@ class TransformerBlock(nn.Module):
 
         return product
 
+    def for_native(self, d: int) -> cpu.NativeBlock | None:
+        """The weights of one direction for `cpu.run_blocks`, if that is fast."""
+        return native_block(packed_direction(getattr(self, name), d).for_native() for name in cpu.NativeBlock._fields)
+
+
+def native_block(matrices: Iterable[NativeMatrix | None]) -> cpu.NativeBlock | None:
+    """A block of four matrices, in the order of the fields; None if one of them is."""
+    packed = [matrix for matrix in matrices if matrix is not None]
+    return cpu.NativeBlock(*packed) if len(packed) == len(cpu.NativeBlock._fields) else None
+
 
 def run_blocks(
     blocks: Sequence[Block],
@@ -135,17 +150,18 @@ def run_blocks(
     needs_grad = torch.is_grad_enabled() and (
         x.requires_grad or any(weight.requires_grad for block in blocks for weight in block.parameters())
     )
-    run = _Run(parts, sizes, lengths, dropout, with_state, only_top)
+    run = _Run(sizes, lengths, with_state)
+    pytorch = _InPyTorch(parts, sizes, [block.product for block in blocks], dropout, only_top)
     if kernels.choose(x) is not cpu or needs_grad or dropout is not None:
-        outputs, after = run([block.product for block in blocks], rows, state)
+        outputs, after = run(pytorch, rows, state)
         layers = parts.to_text_order(outputs, lengths, x.dtype)
     else:
-        layers, after = _run_in_threads(run, blocks, rows, state)
+        layers, after = _run_in_threads(run, pytorch, blocks, rows, state)
     return layers if only_top else [x, *layers], after
 
 
 def _run_in_threads(
-    run: _Run, blocks: Sequence[Block], rows: Tensor, state: AttentionState | None
+    run: _Run, pytorch: _InPyTorch, blocks: Sequence[Block], rows: Tensor, state: AttentionState | None
 ) -> tuple[list[Tensor], AttentionState | None]:
     """Both directions at the same time on a CPU: the layers (D, T, B, P), and the state."""
     results: list[tuple[list[Tensor], AttentionState | None]] = [([], None), ([], None)]
@@ -155,7 +171,13 @@ def _run_in_threads(
         if state is not None:
             own = slice(d, d + 1)
             part = AttentionState(state.past_keys[:, own], state.past_values[:, own], state.num_past)
-        results[d] = run([block.direction(d) for block in blocks], rows[d : d + 1], part)
+        packed = [native for block in blocks if (native := block.for_native(d)) is not None]
+        run_tokens: RunTokens
+        if blocks and len(packed) == len(blocks):
+            run_tokens = _InNative(packed, pytorch.sizes, pytorch.only_top)
+        else:
+            run_tokens = dataclasses.replace(pytorch, products=[block.direction(d) for block in blocks])
+        results[d] = run(run_tokens, rows[d : d + 1], part)
 
     cpu.in_parallel(run_direction, 2)
     (forward, state_f), (backward, state_b) = results
@@ -168,30 +190,90 @@ def _run_in_threads(
     return list(in_text_order(pairs, run.lengths)), after
 
 
+class RunTokens(Protocol):
+    """Tokens (D, B, T, P) through every block: each one's (D, B, T, P), and keys and values (L, D, B, W - 1, P)."""
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor, state: AttentionState | None, *, with_state: bool
+    ) -> tuple[list[Tensor], Past | None]: ...
+
+
+@dataclass(frozen=True)
+class _InPyTorch:
+    """Both directions or one of them, with products in PyTorch or elsewhere."""
+
+    parts: BlockParts
+    sizes: AttentionSizes
+    products: Sequence[Product]
+    dropout: Dropout | None
+    only_top: bool
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor, state: AttentionState | None, *, with_state: bool
+    ) -> tuple[list[Tensor], Past | None]:
+        """See `RunTokens`."""
+        num_past = None if state is None else state.num_past[0, 0]
+        attention = self.parts.Attention(
+            self.sizes, lengths, num_past, x.shape[2], x.shape[3], x, with_state=with_state
+        )
+        drop = self.dropout or (lambda y: y)
+        layers, kept = [], []
+        normed = self.parts.norm(x)
+        for number, product in enumerate(self.products):
+            past = None if state is None else Past(state.past_keys[number], state.past_values[number])
+            mixed, after = attention(product("attention_input", normed.flatten(1, 2)), past)
+            x, normed = self.parts.add_norm(x, drop(product("attention_output", mixed).view(x.shape)))
+            gated = self.parts.gate(product("feedforward_input", normed.flatten(1, 2)))  # (D, B T, F)
+            x, normed = self.parts.add_norm(x, drop(product("feedforward_output", gated).view(x.shape)))
+            if not self.only_top or number == len(self.products) - 1:
+                layers.append(normed)
+            if after is not None:
+                kept.append(after)
+        return layers, Past(*map(torch.stack, zip(*kept, strict=True))) if with_state else None
+
+
+@dataclass(frozen=True)
+class _InNative:
+    """One direction in C."""
+
+    blocks: Sequence[cpu.NativeBlock]
+    sizes: AttentionSizes
+    only_top: bool
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor, state: AttentionState | None, *, with_state: bool
+    ) -> tuple[list[Tensor], Past | None]:
+        """See `RunTokens`."""
+        past = None if state is None else Past(state.past_keys[:, 0], state.past_values[:, 0])
+        num_past = None if state is None else state.num_past[0, 0]
+        layers, kept = cpu.run_blocks(
+            self.blocks, x[0], lengths, past, num_past, self.sizes, with_state=with_state, only_top=self.only_top
+        )
+        together = None if kept is None else Past(*(part.unsqueeze(1) for part in kept))
+        return [layer.unsqueeze(0) for layer in layers], together
+
+
 @dataclass(frozen=True)
 class _Run:
     """One pass over rows (D, B, T, P) in reading order, of both directions or of one."""
 
-    parts: BlockParts
     sizes: AttentionSizes
     lengths: Tensor
-    dropout: Dropout | None
     with_state: bool
-    only_top: bool
 
     def __call__(
-        self, products: Sequence[Product], x: Tensor, state: AttentionState | None
+        self, run_tokens: RunTokens, x: Tensor, state: AttentionState | None
     ) -> tuple[list[Tensor], AttentionState | None]:
         """(D, B, T, P) -> each block's (D, B, T, P), undefined after the end of a row, and the state."""
         num_rows, num_steps = x.shape[1:3]
         if state is None and num_steps <= self.sizes.window:
-            return self._block_of_tokens(products, x, self.lengths, None, with_state=self.with_state)
+            return self._block_of_tokens(run_tokens, x, self.lengths, None, with_state=self.with_state)
         layers: list[list[Tensor]] = []
         begins = list(self._begins(num_rows, num_steps, x.device))
         for begin, end in zip(begins, [*begins[1:], num_steps], strict=True):
             lengths = (self.lengths - begin).clamp(0, end - begin)
             outputs, state = self._block_of_tokens(
-                products, x[:, :, begin:end], lengths, state, with_state=self.with_state or end < num_steps
+                run_tokens, x[:, :, begin:end], lengths, state, with_state=self.with_state or end < num_steps
             )
             layers.append(outputs)
         return [torch.cat(together, dim=2) for together in zip(*layers, strict=True)], state
@@ -202,34 +284,11 @@ class _Run:
         yield from range(0, max(1, num_steps), max(1, min(at_once, 4 * self.sizes.window)))
 
     def _block_of_tokens(
-        self,
-        products: Sequence[Product],
-        x: Tensor,
-        lengths: Tensor,
-        state: AttentionState | None,
-        *,
-        with_state: bool,
+        self, run_tokens: RunTokens, x: Tensor, lengths: Tensor, state: AttentionState | None, *, with_state: bool
     ) -> tuple[list[Tensor], AttentionState | None]:
         """Run tokens (D, B, T, P) through every block."""
-        num_past = None if state is None else state.num_past[0, 0]
-        attention = self.parts.Attention(
-            self.sizes, lengths, num_past, x.shape[2], x.shape[3], x, with_state=with_state
-        )
-        drop = self.dropout or (lambda y: y)
-        layers, kept = [], []
-        normed = self.parts.norm(x)
-        for number, product in enumerate(products):
-            past = None if state is None else Past(state.past_keys[number], state.past_values[number])
-            mixed, after = attention(product("attention_input", normed.flatten(1, 2)), past)
-            x, normed = self.parts.add_norm(x, drop(product("attention_output", mixed).view(x.shape)))
-            gated = self.parts.gate(product("feedforward_input", normed.flatten(1, 2)))  # (D, B T, F)
-            x, normed = self.parts.add_norm(x, drop(product("feedforward_output", gated).view(x.shape)))
-            if not self.only_top or number == len(products) - 1:
-                layers.append(normed)
-            if after is not None:
-                kept.append(after)
-        if not with_state:
+        layers, kept = run_tokens(x, lengths, state, with_state=with_state)
+        if kept is None:
             return layers, None
-        count = (lengths if num_past is None else num_past + lengths).clamp(max=self.sizes.window - 1)
-        keys, values = (torch.stack(together) for together in zip(*kept, strict=True))
-        return layers, AttentionState(keys, values, count.view(1, 1, -1))
+        count = (lengths if state is None else state.num_past[0, 0] + lengths).clamp(max=self.sizes.window - 1)
+        return layers, AttentionState(*kept, count.view(1, 1, -1))

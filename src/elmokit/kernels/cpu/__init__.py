@@ -6,6 +6,7 @@ Output: the results of `eager` within 1e-5, and the same gradients.
 rows.py      active rows of each step
 steps.py     forward pass: by native, or in PyTorch
 native.py    products, all steps of a direction and sums of scores in C (csrc/), where a compiler was there
+block_stack.py  transformer blocks by native
 one_row.py   forward pass of one sentence in TorchScript
 backward.py  forward pass with saved activations, backward pass
 packed.py    float32 weights in the layouts of native and oneDNN
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from elmokit.kernels import blocks
 from elmokit.kernels.cpu.backward import DifferentiableLSTM
+from elmokit.kernels.cpu.block_stack import NativeBlock, run_blocks
 from elmokit.kernels.cpu.int8 import Int8Matrix, Int8Weights, quantize, quantize_matrix
 from elmokit.kernels.cpu.packed import packed_linear
 from elmokit.kernels.cpu.rows import HOISTED_ROWS, active_rows
@@ -48,6 +50,7 @@ __all__ = [
     "HOISTED_ROWS",
     "Int8Matrix",
     "Int8Weights",
+    "NativeBlock",
     "NativeLinear",
     "WordEncoder",
     "blocks",
@@ -60,6 +63,7 @@ __all__ = [
     "packed_linear",
     "quantize",
     "quantize_matrix",
+    "run_blocks",
     "without_openmp",
 ]
 

@@ -33,7 +33,7 @@ from elmokit.kernels.cpu.threads import cores_of_caller
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "csrc" / "libsteps.so"
-SOURCES = tuple(FOLDER / "csrc" / name for name in ("steps.c", "kernel.h", "words.h"))
+SOURCES = tuple(FOLDER / "csrc" / name for name in ("steps.c", "kernel.h", "blocks.h", "words.h"))
 
 FLOAT, EXACT, ROUNDED = range(3)  # as in steps.c
 LANES, COLUMNS = 16, 64  # cells and columns of a block
@@ -106,6 +106,7 @@ def library() -> ctypes.CDLL | None:
     opened.elmokit_product.argtypes = [pointer, number, number, number, pointer, pointer, pointer]
     opened.elmokit_steps.argtypes = [pointer, number, pointer, pointer, number, *[pointer] * 4]
     opened.elmokit_words.argtypes = [pointer, number, pointer, pointer]
+    opened.elmokit_blocks.argtypes = [pointer, pointer]
     opened.elmokit_add_scores.argtypes = [pointer, pointer, number, number, pointer, pointer]
     return opened
 

@@ -12,14 +12,13 @@ Attention reads what the product wrote, and no mask: whole documents take memory
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from elmokit.kernels import product_dtype
-from elmokit.kernels.blocks import AttentionSizes, Past, angles
+from elmokit.kernels.blocks import AttentionSizes, Past, turn_tables
 from elmokit.kernels.cuda import block_operators as operators
 
 
@@ -76,7 +75,11 @@ class Attention:
     ) -> None:
         self.sizes, self.num_steps, self.with_state = sizes, num_steps, with_state
         self._lengths, self._num_past = lengths.contiguous(), lengths if num_past is None else num_past.contiguous()
-        self._turns = _turns(sizes.window - 1 + num_steps, width // sizes.num_heads, like.device)
+        # a graph computes its own, since it fills them when it is replayed
+        in_graph = torch.compiler.is_compiling() or (like.is_cuda and torch.cuda.is_current_stream_capturing())
+        self._turns = turn_tables(
+            sizes.window - 1 + num_steps, width // sizes.num_heads, like.device, keep=not in_graph
+        )
 
     def __call__(self, qkv: Tensor, past: Past | None) -> tuple[Tensor, Past | None]:
         """Attend: see `blocks.Attention`."""
@@ -127,22 +130,3 @@ def _needs_operator(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def _turns(num_steps: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (S, dim / 2) float32 of at least `num_steps` positions."""
-    padded = 1 << (num_steps - 1).bit_length()  # few tables
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return _make_turns(padded, dim, device)  # a graph computes its own, since it fills them when it is replayed
-    return _cached_turns(padded, dim, device)
-
-
-@functools.cache
-def _cached_turns(num_steps: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False), torch.no_grad():  # also later calls outside of inference mode read these
-        return _make_turns(num_steps, dim, device)
-
-
-def _make_turns(num_steps: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    turned = angles(num_steps, dim, device)
-    return turned.cos().float(), turned.sin().float()

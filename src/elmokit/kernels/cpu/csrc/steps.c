@@ -70,9 +70,50 @@ typedef struct { /* of n words, U different characters */
     const int64_t *ends;   /* (n,) place after the last character that is not a pad */
 } Spelling;
 
+typedef struct {
+    Matrix attention_input, attention_output, feedforward_input, feedforward_output;
+} Block;
+
+typedef struct {
+    int64_t num_blocks, width, num_heads, feedforward_dim, window;
+    const Block *blocks;
+    const float *cosines, *sines; /* (positions, width / num_heads / 2) */
+} Stack;
+
+typedef struct { /* keys and values (num_blocks, all_rows, window - 1, width) of the tokens before, right-aligned */
+    int64_t all_rows, num_rows, num_steps;
+    const int64_t *lengths, *num_past;           /* (num_rows,); NULL: no row has a past */
+    const float *x;                              /* (num_rows, num_steps, width) */
+    float *const *layers;                        /* as x, of each block; NULL if not wanted */
+    const float *past_keys, *past_values;        /* NULL without a past */
+    float *keys, *values;                        /* after the last tokens, zeros at first; NULL if not wanted */
+} Pass;
+
+typedef struct { /* of one row in one block */
+    int64_t num_past;
+    const float *past_keys, *past_values;
+    float *keys, *values;
+} State;
+
+typedef struct { /* one head of a row */
+    int64_t dim, filled, places; /* filled: dim, up to a multiple of COLUMNS; places: of the tokens, up to one of CELLS */
+    float *vector;               /* (filled,) a query or key */
+    float *keys, *values;        /* (dim, places) and (places, filled) */
+    float *scores;               /* (places,) */
+} Head;
+
+typedef struct { /* what is between the products of some tokens */
+    int64_t depth; /* the width, up to a multiple of COLUMNS */
+    float *x, *added, *wide; /* (n, depth) twice, (n, 3 width or 2 feedforward_dim) */
+    Rows normed, mixed, gated;
+    Head head;
+} Tile;
+
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define ROWS 48          /* rows that read a block together, while it is in the cache; a multiple of the tiles */
+#define TOKENS 192       /* tokens that pass through transformer blocks together, unless a row has more; of whole ROWS */
+#define NORM_EPS 1e-6f   /* added to a mean square */
 #define WORDS 240        /* words that are encoded together: what their characters add is computed once */
 #define PART (128 << 10) /* bytes of a block that are in the cache beside the next part */
 #define LINE 64          /* bytes of a line of the cache */
@@ -92,6 +133,7 @@ static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t f
 #define WIDTH 512
 #define TILE 6
 #include "kernel.h"
+#include "blocks.h"
 #include "words.h"
 #pragma GCC pop_options
 #pragma GCC push_options
@@ -100,6 +142,7 @@ static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t f
 #define WIDTH 256
 #define TILE 1
 #include "kernel.h"
+#include "blocks.h"
 #include "words.h"
 #pragma GCC pop_options
 #endif
@@ -107,6 +150,7 @@ static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t f
 #define WIDTH 128
 #define TILE 1
 #include "kernel.h"
+#include "blocks.h"
 #include "words.h"
 
 /* The fastest instruction set of this processor. */
@@ -249,5 +293,46 @@ int elmokit_words(const Words *words, int64_t num_words, const int64_t *ids, flo
     release(&rows, 0);
     release(&spare, 1);
     free(numbers), free(places), free(ends), free(vectors), free(weights), free(added);
+    return failed;
+}
+
+static int reserve_tile(Tile *tile, const Stack *stack, int64_t num_tokens, int64_t places) {
+    int64_t wide = 3 * stack->width > 2 * stack->feedforward_dim ? 3 * stack->width : 2 * stack->feedforward_dim;
+    int64_t dim = stack->width / stack->num_heads, filled = (dim + COLUMNS - 1) / COLUMNS * COLUMNS;
+    int64_t depth = (stack->width + COLUMNS - 1) / COLUMNS * COLUMNS;
+    tile->depth = depth;
+    tile->x = calloc(num_tokens * depth, sizeof(float));
+    tile->added = calloc(num_tokens * depth, sizeof(float));
+    tile->wide = malloc(num_tokens * wide * sizeof(float));
+    tile->head = (Head){dim, filled, places, calloc(filled, sizeof(float)), malloc(dim * places * sizeof(float)),
+                        calloc(places * filled, sizeof(float)), malloc(places * sizeof(float))};
+    int has_rows = reserve(&tile->normed, num_tokens, depth, 1) & reserve(&tile->mixed, num_tokens, depth, 1) &
+                   reserve(&tile->gated, num_tokens, stack->blocks[0].feedforward_output.depth, 1);
+    return has_rows && tile->x != NULL && tile->added != NULL && tile->wide != NULL && tile->head.vector != NULL &&
+           tile->head.keys != NULL && tile->head.values != NULL && tile->head.scores != NULL;
+}
+
+static void release_tile(Tile *tile) {
+    release(&tile->normed, 1);
+    release(&tile->mixed, 1);
+    release(&tile->gated, 1);
+    free(tile->x), free(tile->added), free(tile->wide);
+    free(tile->head.vector), free(tile->head.keys), free(tile->head.values), free(tile->head.scores);
+}
+
+/* Rows of tokens through all blocks. */
+int elmokit_blocks(const Stack *stack, const Pass *pass) {
+    int64_t most = pass->num_steps > TOKENS ? pass->num_steps : TOKENS;
+    int64_t known = pass->num_steps + (pass->num_past == NULL ? 0 : stack->window - 1);
+    Tile tile = {0};
+    int failed = !reserve_tile(&tile, stack, most, (known + CELLS - 1) / CELLS * CELLS);
+    for (int64_t begin = 0, end = 0; begin < pass->num_rows && !failed; begin = end) {
+        int64_t num_tokens = 0;
+        for (; end < pass->num_rows && num_tokens + pass->lengths[end] <= most; num_tokens += pass->lengths[end++])
+            copy_rows(tile.x + num_tokens * tile.depth, tile.depth, pass->x + end * pass->num_steps * stack->width,
+                      stack->width, pass->lengths[end], stack->width);
+        FASTEST(run_tile)(stack, pass, begin, end, num_tokens, &tile);
+    }
+    release_tile(&tile);
     return failed;
 }
