@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -130,19 +130,20 @@ def to_reading_order(x: Tensor, lengths: Tensor) -> Tensor:
 
 def to_text_order(layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """(D, B, T, P) each -> (D, T, B, P) each in `dtype`, zero after the end of a row."""
-    return [layer.to(dtype) for layer in in_text_order([layer.unbind() for layer in layers], lengths)]
+    return [
+        torch.stack([direction_to_text_order(part, lengths, d) for d, part in enumerate(layer)])
+        .transpose(1, 2)
+        .to(dtype)
+        for layer in layers
+    ]
 
 
-def in_text_order(layers: Sequence[Sequence[Tensor]], lengths: Tensor) -> Iterator[Tensor]:
-    """Both directions (B, T, P) of each layer -> (D, T, B, P) each, zero after the end of a row."""
-    if not layers:
-        return
-    num_steps = layers[0][0].shape[1]
-    order = _reading_order(lengths, num_steps)
+def direction_to_text_order(rows: Tensor, lengths: Tensor, d: int) -> Tensor:
+    """(B, T, P) of direction d -> (B, T, P), zero after the end of a row."""
+    num_steps = rows.shape[1]
+    in_order = rows if d == 0 else _reorder(rows, _reading_order(lengths, num_steps))
     is_token = (torch.arange(num_steps, device=lengths.device) < lengths.unsqueeze(1)).unsqueeze(-1)  # (B, T, 1)
-    for forward, backward in layers:
-        parts = [torch.where(is_token, part, 0.0) for part in (forward, _reorder(backward, order))]
-        yield torch.stack(parts).transpose(1, 2)
+    return torch.where(is_token, in_order, 0.0)
 
 
 def _reading_order(lengths: Tensor, num_steps: int) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from elmokit import kernels
 from elmokit.kernels import AttentionSizes, BlockParts, Past, cpu
-from elmokit.kernels.blocks import in_text_order
+from elmokit.kernels.blocks import direction_to_text_order
 from elmokit.kernels.cpu.native import NativeMatrix
 from elmokit.kernels.cpu.packed import packed_direction
 
@@ -164,7 +164,9 @@ def _run_in_threads(
     run: _Run, pytorch: _InPyTorch, blocks: Sequence[Block], rows: Tensor, state: AttentionState | None
 ) -> tuple[list[Tensor], AttentionState | None]:
     """Both directions at the same time on a CPU: the layers (D, T, B, P), and the state."""
-    results: list[tuple[list[Tensor], AttentionState | None]] = [([], None), ([], None)]
+    num_layers = len(blocks[-1:] if pytorch.only_top else blocks)
+    layers = [torch.empty_like(rows) for _ in range(num_layers)]  # (D, B, T, P)
+    states: list[AttentionState | None] = [None, None]
 
     def run_direction(d: int) -> None:
         part = state
@@ -177,17 +179,18 @@ def _run_in_threads(
             run_tokens = _InNative(packed, pytorch.sizes, pytorch.only_top)
         else:
             run_tokens = dataclasses.replace(pytorch, products=[block.direction(d) for block in blocks])
-        results[d] = run(run_tokens, rows[d : d + 1], part)
+        outputs, states[d] = run(run_tokens, rows[d : d + 1], part)
+        for layer, output in zip(layers, outputs, strict=True):
+            layer[d] = direction_to_text_order(output[0], run.lengths, d)
 
     cpu.in_parallel(run_direction, 2)
-    (forward, state_f), (backward, state_b) = results
+    forward, backward = states
     after = None
-    if state_f is not None and state_b is not None:
-        keys = torch.cat([state_f.past_keys, state_b.past_keys], dim=1)
-        values = torch.cat([state_f.past_values, state_b.past_values], dim=1)
-        after = AttentionState(keys, values, state_f.num_past)
-    pairs = [(one[0], other[0]) for one, other in zip(forward, backward, strict=True)]
-    return list(in_text_order(pairs, run.lengths)), after
+    if forward is not None and backward is not None:
+        keys = torch.cat([forward.past_keys, backward.past_keys], dim=1)
+        values = torch.cat([forward.past_values, backward.past_values], dim=1)
+        after = AttentionState(keys, values, forward.num_past)
+    return [layer.transpose(1, 2) for layer in layers], after
 
 
 class RunTokens(Protocol):
