@@ -1,7 +1,7 @@
 """Products of rows, the steps of the LSTM and sums of scores in C: one call runs all steps of one direction.
 
 Input: weights (K, N), packed once by `pack` or `pack_int8`; rows.  Output: products, or the results of all steps.
-`words.py` calls what encodes words.
+`words.py` calls what encodes words, `block_stack.py` what runs transformer blocks.
 
 `csrc/steps.c` is compiled when a wheel is built and when a checkout is installed (`hatch_build.py`).  Without a
 compiler, where the library does not load, and with ELMOKIT_NATIVE=0, `is_fast` is False, and PyTorch computes the same.

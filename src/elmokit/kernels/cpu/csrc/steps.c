@@ -1,5 +1,5 @@
-/* Products of rows, words from their characters, the steps of one direction of one layer, for any number of rows, in one call, and sums of the
-   exponentials of scores: see native.py.
+/* Products of rows, words from their characters, the steps of one direction of an LSTM layer or its transformer blocks, each
+   for any number of rows in one call, and sums of the exponentials of scores: see native.py.
 
    Weights are packed into blocks of 64 columns that are read from the first to the last byte.  A block of
    the recurrent weight holds the four gates of 16 cells, so that a step reads a block, and has their new values.
