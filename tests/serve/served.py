@@ -84,10 +84,10 @@ def serving(model, settings=None, *, listening=None, **more):
 
 
 @contextlib.contextmanager
-def process(*arguments, **environment):
+def process(*arguments, program=PROGRAM, **environment):
     """A server as a process, its URL and the lines of its log so far."""
     running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments), "--port", "0"],
+        [sys.executable, "-c", program, *map(str, arguments), "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
@@ -148,7 +148,7 @@ def in_background(client, path, body):
 
 
 def wait_for(condition):
-    for _ in range(2000):
+    for _ in range(12_000):  # a minute
         if condition():
             return
         time.sleep(0.005)

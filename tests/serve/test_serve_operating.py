@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
-from served import error_of, in_background, make_model, post, process, raw_request, reply_to, serving, wait_for
+from served import PROGRAM, error_of, in_background, make_model, post, process, raw_request, reply_to, serving, wait_for
 
 from elmokit.cli import serve as cli_serve
 from elmokit.serve import server
@@ -127,6 +128,47 @@ def test_a_sighup_while_a_server_starts_is_not_lost(tmp_path, monkeypatch):
     settings = Settings(port=0, drain=0.0, api_key_file=str(keys))
     server.serve(make_model, settings, on_listening=lambda url: threading.Thread(target=ask, args=(url,)).start())
     assert statuses == [401, 200]
+
+
+WAITING = f"""
+import os, elmokit.tasks
+from served import wait_for
+
+class Waiting:
+    def __init__(self, folder, device):
+        self.folder = folder
+
+    def predict(self, texts):
+        (self.folder / str(os.getpid())).touch()
+        wait_for((self.folder / "gate").exists)
+        return texts
+
+elmokit.tasks.load_task = Waiting
+{PROGRAM}
+"""
+
+
+def test_ctrl_c_drops_no_request_of_several_workers(folder, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    arguments = (folder, "--workers", 2, "--drain", 0, "--task", f"waiting={tmp_path}")
+    with process(*arguments, program=WAITING, PYTHONPATH=path) as running, ThreadPoolExecutor() as pool:
+
+        def processes(message):
+            return {line["process"] for line in running.log if line["message"] == message}
+
+        wait_for(lambda: len(processes("serving")) == 2)
+        body = {"inputs": ["a"]}
+        answer = pool.submit(httpx.post, f"{running.url}/tasks/waiting", json=body, timeout=60)
+        wait_for(lambda: any(tmp_path.iterdir()))
+        busy = int(next(tmp_path.iterdir()).name)
+        (idle,) = processes("serving") - {busy}
+        os.kill(busy, signal.SIGINT)  # a terminal sends it to all processes
+        wait_for(lambda: busy in processes("ending"))
+        running.send_signal(signal.SIGINT)
+        wait_for(lambda: not psutil.pid_exists(idle))  # the signal was passed on
+        (tmp_path / "gate").touch()
+        assert answer.result().status_code == 200
+        assert running.wait(60) == 0
 
 
 def test_a_worker_that_is_killed_takes_only_its_own_requests_with_it(folder):

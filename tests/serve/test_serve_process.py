@@ -315,6 +315,24 @@ def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_to
             os.kill(worker, 0)
 
 
+def test_no_worker_starts_after_a_signal(monkeypatch):
+    started, mask = [], signal.pthread_sigmask
+
+    def mask_after_signal(how, numbers):
+        if how == signal.SIG_BLOCK:  # `_supervise` has decided to start a worker
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mask(how, numbers)
+
+    def fork(work):
+        started.append(os.posix_spawn(shutil.which("true"), ["true"], {}))
+        return started[-1]
+
+    monkeypatch.setattr(signal, "pthread_sigmask", mask_after_signal)
+    monkeypatch.setattr(server, "_fork", fork)
+    server._supervise(lambda: None, 2)
+    assert started == [], "it would not know of the signal"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, caplog, fails):
     class EndedError(BaseException):
