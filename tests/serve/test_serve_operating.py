@@ -16,7 +16,19 @@ import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
-from served import PROGRAM, error_of, in_background, make_model, post, process, raw_request, reply_to, serving, wait_for
+from served import (
+    PROGRAM,
+    error_of,
+    in_background,
+    make_model,
+    post,
+    process,
+    raw_request,
+    read_all,
+    reply_to,
+    serving,
+    wait_for,
+)
 
 from elmokit.cli import serve as cli_serve
 from elmokit.serve import server
@@ -68,6 +80,23 @@ def test_a_process_is_not_ready_until_its_model_is_loaded(folder):
     server.serve(load, Settings(port=port, drain=0.0), on_listening=listening)
     assert statuses[0] == 503
     assert statuses[-1] == 200
+
+
+def test_a_connection_that_is_accepted_as_loading_ends_is_answered(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as connection:
+        connection.settimeout(30)
+
+        class Event(asyncio.Event):
+            def set(self):
+                connection.connect(listening.getsockname())
+                connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                asyncio.get_running_loop().call_soon(super().set)  # when the connection is accepted
+
+        monkeypatch.setattr(asyncio, "Event", Event)
+        with answering_while_loading(listening):
+            pass
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
 # ---- signals ---------------------------------------------------------------------------------------------------------
