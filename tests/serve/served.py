@@ -58,12 +58,12 @@ def make_model(*, language_model=True, seed=0, words=WORDS, **settings):
 
 
 @contextlib.contextmanager
-def serving(model, settings=None, **more):
+def serving(model, settings=None, *, listening=None, **more):
     """A server in a thread; its application and a client."""
     settings = settings or Settings(port=0, drain=0.0)
     app = create_app(model, settings, **more)
     server = make_server(app, settings)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = listening or socket.create_server(("127.0.0.1", 0))
     address = listening.getsockname()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -84,10 +84,10 @@ def serving(model, settings=None, **more):
 
 
 @contextlib.contextmanager
-def process(*arguments, **environment):
+def process(*arguments, program=PROGRAM, **environment):
     """A server as a process, its URL and the lines of its log so far."""
     running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments), "--port", "0"],
+        [sys.executable, "-c", program, *map(str, arguments), "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
@@ -148,7 +148,7 @@ def in_background(client, path, body):
 
 
 def wait_for(condition):
-    for _ in range(2000):
+    for _ in range(12_000):  # a minute
         if condition():
             return
         time.sleep(0.005)
@@ -161,17 +161,21 @@ def raw_request(path, body, length=None, headers=""):
     return f"{fixed}{headers}\r\n".encode() + body
 
 
-def reply_to(address, *parts, pause=0.0, half_close=False):
+def reply_to(address, *parts, half_close=False):
     """All bytes that the server answers to these."""
     with socket.create_connection(address, timeout=30) as connection:
         with contextlib.suppress(OSError):
             for part in parts:
                 connection.sendall(part)
-                time.sleep(pause)
             if half_close:
                 connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        with contextlib.suppress(OSError):
-            while part := connection.recv(65536):
-                answer += part
-        return answer
+        return read_all(connection)
+
+
+def read_all(connection):
+    """All bytes that come from a connection until it is closed."""
+    answer = b""
+    with contextlib.suppress(OSError):
+        while part := connection.recv(65536):
+            answer += part
+    return answer

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import orjson
-from served import TOLERANCE, error_of, post, raw_request, reply_to, serving, wait_for
+from served import TOLERANCE, error_of, post, raw_request, read_all, reply_to, serving, wait_for
 
 from elmokit.serve import wire
 from elmokit.serve.settings import Settings
@@ -27,15 +27,25 @@ def test_a_head_without_end_is_400(client):
 
 
 def test_a_slow_client_is_not_waited_for(model):
-    with serving(model, Settings(client_timeout=0.2, drain=0.0)) as client:
-        for parts in ([], [b"POST /embed HTT"], [raw_request("/embed", b'{"inp', length=100)]):
-            answer = reply_to(client.address, *parts)
-            assert answer.startswith(b"HTTP/1.1 408"), parts
-            assert b'"error_type":"Timeout"' in answer
-        two = raw_request("/embed", b'{"inputs": "a"}')
-        answer = reply_to(client.address, two, b"POST /em", pause=0.1)  # the second head never ends
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b"HTTP/1.1 408" in answer
+    whole, begun = raw_request("/embed", b'{"inputs": "a"}'), b"POST /em"
+    parts = [b"", begun, raw_request("/embed", b'{"inp', length=100), whole, whole + begun]
+    with contextlib.ExitStack() as stack:
+        listening, slow = socket.create_server(("127.0.0.1", 0)), []
+        for part in parts:  # before the server starts: its timeouts begin when it has received them
+            slow.append(stack.enter_context(socket.create_connection(listening.getsockname(), timeout=30)))
+            slow[-1].sendall(part)
+        stack.enter_context(serving(model, Settings(client_timeout=0.2, drain=0.0), listening=listening))
+        first = b""
+        while not first.endswith(b"]]"):
+            first += (part := slow[3].recv(65536))
+            assert part, first
+        slow[3].sendall(begun)
+        answers = [read_all(connection) for connection in slow]
+    answers[3] = first + answers[3]
+    for part, answer in zip(parts, answers, strict=True):
+        assert answer.startswith(b"HTTP/1.1 200") == part.startswith(whole), part
+        assert b"HTTP/1.1 408" in answer, part
+        assert b'"error_type":"Timeout"' in answer
 
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(model):

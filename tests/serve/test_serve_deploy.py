@@ -148,12 +148,15 @@ def test_nginx_passes_requests_on(model, tmp_path):
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
                 time.sleep(0.05)
-            answer = httpx.post(f"{url}/embed", json={"inputs": "The bank lent money."}, headers=asked)
+            answer = httpx.post(f"{url}/embed", json={"inputs": "The bank lent money."}, headers=asked, timeout=60)
             assert answer.status_code == 200, answer.text
             assert len(answer.headers["x-request-id"]) == 32, "the id of nginx"
-            assert httpx.get(f"{url}/ready").json() == {"status": "ready"}
-            assert httpx.get(f"{url}/metrics", headers=asked).status_code == 404
-            assert httpx.post(f"{url}/embed", json={"inputs": "a" * 2_200_000}, headers=asked).status_code == 413
+            assert httpx.get(f"{url}/ready", timeout=60).json() == {"status": "ready"}
+            assert httpx.get(f"{url}/metrics", headers=asked, timeout=60).status_code == 404
+            assert (
+                httpx.post(f"{url}/embed", json={"inputs": "a" * 2_200_000}, headers=asked, timeout=60).status_code
+                == 413
+            )
         finally:
             proxy.send_signal(signal.SIGTERM)
             proxy.wait(30)

@@ -13,9 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
-from served import error_of, in_background, make_model, post, process, raw_request, reply_to, serving, wait_for
+from served import (
+    PROGRAM,
+    error_of,
+    in_background,
+    make_model,
+    post,
+    process,
+    raw_request,
+    read_all,
+    reply_to,
+    serving,
+    wait_for,
+)
 
 from elmokit.cli import serve as cli_serve
 from elmokit.serve import server
@@ -32,12 +45,12 @@ def test_while_the_model_loads_the_server_is_healthy_and_not_ready():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with answering_while_loading(listening):
-            assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
-            error_of(httpx.get(f"{url}/ready"), 503, "Unhealthy")
-            answer = httpx.post(f"{url}/embed", json={"inputs": "a " * 500_000})
+            assert httpx.get(f"{url}/health", timeout=60).json() == {"status": "healthy"}
+            error_of(httpx.get(f"{url}/ready", timeout=60), 503, "Unhealthy")
+            answer = httpx.post(f"{url}/embed", json={"inputs": "a " * 500_000}, timeout=60)
             assert "loading" in error_of(answer, 503, "Unhealthy")
             assert answer.headers["retry-after"] == "1"
-            assert httpx.head(f"{url}/ready").status_code == 503
+            assert httpx.head(f"{url}/ready", timeout=60).status_code == 503
             reply_to(listening.getsockname(), b"\r\n\r\n", half_close=True)
         with socket.create_connection(listening.getsockname()):
             listening.accept()[0].close()  # the socket is the server's again
@@ -50,7 +63,7 @@ def test_a_process_is_not_ready_until_its_model_is_loaded(folder):
 
     def ask():
         with contextlib.suppress(httpx.TransportError):
-            statuses.append(httpx.get(f"http://127.0.0.1:{port}/ready").status_code)
+            statuses.append(httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60).status_code)
 
     def load():
         wait_for(lambda: ask() or statuses)
@@ -69,6 +82,23 @@ def test_a_process_is_not_ready_until_its_model_is_loaded(folder):
     assert statuses[-1] == 200
 
 
+def test_a_connection_that_is_accepted_as_loading_ends_is_answered(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as connection:
+        connection.settimeout(30)
+
+        class Event(asyncio.Event):
+            def set(self):
+                connection.connect(listening.getsockname())
+                connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                asyncio.get_running_loop().call_soon(super().set)  # when the connection is accepted
+
+        monkeypatch.setattr(asyncio, "Event", Event)
+        with answering_while_loading(listening):
+            pass
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +106,7 @@ def test_a_process_is_not_ready_until_its_model_is_loaded(folder):
 def test_sighup_reads_the_keys_again_and_drops_nothing(folder, tmp_path, workers):
     keys = tmp_path / "keys"
     keys.write_text("# the keys of the team\nold\n")
-    with process(folder, "--api-key-file", keys, "--workers", workers) as running, httpx.Client() as client:
+    with process(folder, "--api-key-file", keys, "--workers", workers) as running, httpx.Client(timeout=60) as client:
 
         def status(key):
             headers = {"authorization": f"bearer {key}", "connection": "close"}
@@ -114,7 +144,9 @@ def test_a_sighup_while_a_server_starts_is_not_lost(tmp_path, monkeypatch):
         return make_server(*arguments, **settings)
 
     def status(url, key):
-        answer = httpx.post(f"{url}/embed", json={"inputs": "a"}, headers={"authorization": f"bearer {key}"})
+        answer = httpx.post(
+            f"{url}/embed", json={"inputs": "a"}, headers={"authorization": f"bearer {key}"}, timeout=60
+        )
         return answer.status_code
 
     def ask(url):
@@ -129,6 +161,47 @@ def test_a_sighup_while_a_server_starts_is_not_lost(tmp_path, monkeypatch):
     assert statuses == [401, 200]
 
 
+WAITING = f"""
+import os, elmokit.tasks
+from served import wait_for
+
+class Waiting:
+    def __init__(self, folder, device):
+        self.folder = folder
+
+    def predict(self, texts):
+        (self.folder / str(os.getpid())).touch()
+        wait_for((self.folder / "gate").exists)
+        return texts
+
+elmokit.tasks.load_task = Waiting
+{PROGRAM}
+"""
+
+
+def test_ctrl_c_drops_no_request_of_several_workers(folder, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    arguments = (folder, "--workers", 2, "--drain", 0, "--task", f"waiting={tmp_path}")
+    with process(*arguments, program=WAITING, PYTHONPATH=path) as running, ThreadPoolExecutor() as pool:
+
+        def processes(message):
+            return {line["process"] for line in running.log if line["message"] == message}
+
+        wait_for(lambda: len(processes("serving")) == 2)
+        body = {"inputs": ["a"]}
+        answer = pool.submit(httpx.post, f"{running.url}/tasks/waiting", json=body, timeout=60)
+        wait_for(lambda: any(tmp_path.iterdir()))
+        busy = int(next(tmp_path.iterdir()).name)
+        (idle,) = processes("serving") - {busy}
+        os.kill(busy, signal.SIGINT)  # a terminal sends it to all processes
+        wait_for(lambda: busy in processes("ending"))
+        running.send_signal(signal.SIGINT)
+        wait_for(lambda: not psutil.pid_exists(idle))  # the signal was passed on
+        (tmp_path / "gate").touch()
+        assert answer.result().status_code == 200
+        assert running.wait(60) == 0
+
+
 def test_a_worker_that_is_killed_takes_only_its_own_requests_with_it(folder):
     with process(folder, "--workers", 2) as running:
         wait_for(lambda: sum(line["message"] == "serving" for line in running.log) == 2)
@@ -138,7 +211,9 @@ def test_a_worker_that_is_killed_takes_only_its_own_requests_with_it(folder):
         def ask():
             while not stop.is_set():
                 try:
-                    answers.append(httpx.post(f"{running.url}/embed", json={"inputs": ["a bank"] * 4}).status_code)
+                    answers.append(
+                        httpx.post(f"{running.url}/embed", json={"inputs": ["a bank"] * 4}, timeout=60).status_code
+                    )
                 except httpx.HTTPError as error:
                     answers.append(type(error).__name__)
 
@@ -309,10 +384,10 @@ def test_metrics_of_workers_are_summed(folder):
     with process(folder, "--workers", 2) as running:
         wait_for(lambda: sum(line["message"] == "serving" for line in running.log) == 2)
         workers = [line["process"] for line in running.log if line["message"] == "serving"]
-        wait_for(lambda: httpx.get(f"{running.url}/ready").status_code == 200)
+        wait_for(lambda: httpx.get(f"{running.url}/ready", timeout=60).status_code == 200)
 
         def resident():
-            text = httpx.get(f"{running.url}/metrics").text
+            text = httpx.get(f"{running.url}/metrics", timeout=60).text
             return float(re.search(r"^process_resident_memory_bytes (\S+)$", text, re.MULTILINE)[1])
 
         pages = sum(int(Path(f"/proc/{worker}/statm").read_text().split()[1]) for worker in workers)

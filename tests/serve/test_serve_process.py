@@ -67,7 +67,9 @@ def test_sigterm_under_load_answers_everything_and_ends_with_zero(folder):
             while not stop.is_set():
                 try:
                     # a new connection each time: one that the server has closed is no lost request
-                    answers.append(httpx.post(f"{running.url}/embed", json={"inputs": ["a bank"] * 20}).status_code)
+                    answers.append(
+                        httpx.post(f"{running.url}/embed", json={"inputs": ["a bank"] * 20}, timeout=60).status_code
+                    )
                 except httpx.ConnectError:
                     return
                 except httpx.HTTPError as error:
@@ -99,7 +101,8 @@ def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_pa
         for _ in range(20):
             assert ask() == (200, expected)
         counted = re.search(
-            r'elmokit_requests_total{route="/embed",status="200"} (\S+)', httpx.get(f"{running.url}/metrics").text
+            r'elmokit_requests_total{route="/embed",status="200"} (\S+)',
+            httpx.get(f"{running.url}/metrics", timeout=60).text,
         )
         assert float(counted[1]) == 21
         workers = {line["process"] for line in running.log if line["message"] == "serving"}
@@ -121,13 +124,14 @@ def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_pa
 
 def test_workers_take_the_key_from_the_environment_and_end_when_their_supervisor_was_killed(folder, tmp_path):
     with process(folder, "--workers", "2", ELMOKIT_API_KEY="secret", TMPDIR=str(tmp_path)) as running:
-        assert httpx.get(f"{running.url}/info").status_code == 401
-        assert httpx.get(f"{running.url}/info", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert httpx.get(f"{running.url}/info", timeout=60).status_code == 401
+        key = {"authorization": "Bearer secret"}
+        assert httpx.get(f"{running.url}/info", headers=key, timeout=60).status_code == 200
         assert "secret" not in str(running.log)
         running.kill()
         for _ in range(600):
             try:
-                httpx.get(f"{running.url}/health")
+                httpx.get(f"{running.url}/health", timeout=60)
             except httpx.TransportError:
                 break
             time.sleep(0.05)
@@ -172,7 +176,9 @@ def test_the_verb_serves_a_model_with_a_task_until_it_is_told_to_end(folder, tmp
 
     def ask():
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=30)) as client:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=30), timeout=60
+            ) as client:
                 ask = {"inputs": ["bank", "a"]}
                 while (answer := client.post("/tasks/lengths", json=ask)).status_code == 503:  # the model is loading
                     time.sleep(0.01)
@@ -313,6 +319,24 @@ def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_to
     for worker in started:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
+
+
+def test_no_worker_starts_after_a_signal(monkeypatch):
+    started, mask = [], signal.pthread_sigmask
+
+    def mask_after_signal(how, numbers):
+        if how == signal.SIG_BLOCK:  # `_supervise` has decided to start a worker
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mask(how, numbers)
+
+    def fork(work):
+        started.append(os.posix_spawn(shutil.which("true"), ["true"], {}))
+        return started[-1]
+
+    monkeypatch.setattr(signal, "pthread_sigmask", mask_after_signal)
+    monkeypatch.setattr(server, "_fork", fork)
+    server._supervise(lambda: None, 2)
+    assert started == [], "it would not know of the signal"
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -39,6 +39,13 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def on_response_complete(self) -> None:
+        """Read what the client sent during the response. If it is a part of a head, start the timeout of the head."""
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:
+            self._unset_keepalive_if_required()
+            self._watch_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timeouts."""
         self._cancel_timers()

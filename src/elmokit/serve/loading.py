@@ -27,7 +27,7 @@ def answering_while_loading(listening: socket.socket) -> Generator[None, None, N
     Args:
         listening: A socket that listens. It stays open; connections that come later are for the server.
     """
-    loop, stopped = asyncio.new_event_loop(), asyncio.Event()
+    loop, stopped = asyncio.SelectorEventLoop(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(_answer(listening.dup(), stopped),), daemon=True)
     thread.start()
     try:
@@ -40,16 +40,19 @@ def answering_while_loading(listening: socket.socket) -> Generator[None, None, N
 
 async def _answer(listening: socket.socket, stopped: asyncio.Event) -> None:
     """Answer requests until the event is set."""
-    tasks: set[asyncio.Task[None]] = set()
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(_converse(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def accept() -> None:  # what it accepts has a task at once: asyncio.Server forgets a connection if it closes then
+        with contextlib.suppress(OSError):
+            task = loop.create_task(_converse(listening.accept()[0]))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connected, sock=listening, limit=MAX_HEAD_BYTES)
+    listening.setblocking(False)
+    loop.add_reader(listening, accept)
     await stopped.wait()
-    server.close()
+    loop.remove_reader(listening)
+    listening.close()
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=END_SECONDS)
         for task in late:
@@ -57,8 +60,9 @@ async def _answer(listening: socket.socket, stopped: asyncio.Event) -> None:
         await asyncio.gather(*late, return_exceptions=True)
 
 
-async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _converse(connection: socket.socket) -> None:
     """Answer one request and close its connection."""
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD_BYTES)
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
             head = await reader.readuntil(b"\r\n\r\n")

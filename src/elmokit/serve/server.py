@@ -350,7 +350,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None] = lambda: None) -> None:
     """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
 
-    SIGHUP is passed on to the forks.
+    Signals are passed on to the forks.
     """
     stopping = False
     workers: dict[int, float] = {}
@@ -360,18 +360,23 @@ def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None]
         if number in STOP_SIGNALS:
             stopping = True
             on_stop()
+        # Ctrl-C sends SIGINT to the forks too, and a second SIGINT would make them drop their requests
+        forwarded = signal.SIGTERM if number == signal.SIGINT else number
         for worker in list(workers):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, number)
+                os.kill(worker, forwarded)
 
     before = {number: signal.signal(number, stop) for number in FORWARDED_SIGNALS}
     try:
-        while workers or not stopping:
+        while True:
             while len(workers) < count and not stopping:
                 # signals are blocked until `stop` knows the worker, and `stop` never runs in the fork
                 signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-                workers[_fork(work)] = time.monotonic()
+                if not stopping:  # a signal came just before
+                    workers[_fork(work)] = time.monotonic()
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+            if not workers:
+                break
             worker, status = os.wait()
             seconds = time.monotonic() - workers.pop(worker)
             if not stopping:
