@@ -125,8 +125,13 @@ def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Token
         word: A word, or a phrase, which the tokenizer cuts.
         sentences: Token lists.
         tokenizer: That of the model.
+
+    Raises:
+        ValueError: If the word has no token.
     """
     wanted = [part.casefold() for part in tokenizer(word)]
+    if not wanted:
+        raise ValueError(f"word is {word!r}: pass a word or a phrase")
     whole = word.casefold()
     for number, tokens in enumerate(sentences):
         lowered = [token.casefold() for token in tokens]
