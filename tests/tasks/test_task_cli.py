@@ -48,6 +48,22 @@ def test_the_command_line_trains_scores_and_predicts(arguments, tmp_path):
     assert [json.loads(line) for line in run("predict", out, file).splitlines()] == lines
 
 
+def test_predict_names_the_line_that_has_no_prediction(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_tasks, "LINES_AT_ONCE", 3)
+    run("train", *arguments, "--elmo-at", "none")
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"Rome .\n" * 4 + b'{"tokens": ["a", 3]}\n')
+    with pytest.raises(ValueError, match=r"lines\.txt: line 5: .* is 3 \(int\): expected a token"):
+        run("predict", tmp_path / "out", file)
+    with pytest.raises(ValueError, match=r"standard input: line 1: .* expected a sentence"):
+        run("predict", tmp_path / "out", text='{"foo": []}\n')
+    file.write_bytes(b"Rome .\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"lines\.txt: line 2 is not UTF-8 at byte 4: convert the file"):
+        run("predict", tmp_path / "out", file)
+    file.write_bytes("\ufeffRome .\n".encode())  # some editors write a byte-order mark
+    assert json.loads(run("predict", tmp_path / "out", file))["tokens"] == ["Rome", "."]
+
+
 def test_a_folder_that_is_a_file_is_refused_before_vectors_are_computed(arguments, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "_Run", None)
     (tmp_path / "out").write_text("a file of the user", encoding="utf-8")
