@@ -22,8 +22,10 @@ class Needy:
 
 
 def test_a_missing_field_is_an_error_that_names_it_and_the_file():
-    with pytest.raises(ValueError, match=r"needy.toml: .*ratios"):
+    with pytest.raises(ValueError, match=r"^needy\.toml: missing key 'ratios'$"):
         from_mapping(Needy, {"name": "x"}, source="needy.toml")
+    with pytest.raises(ValueError, match=r"^needy\.toml: missing keys 'name', 'ratios'$"):
+        from_mapping(Needy, {}, source="needy.toml")
 
 
 def test_other_dataclasses_are_read_by_the_same_rules():

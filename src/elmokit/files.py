@@ -170,6 +170,17 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         os.close(handle)
 
 
+def check_new_folder(path: Path) -> None:
+    """Refuse, before any work, a path in which no folder can be made.
+
+    Raises:
+        ValueError: If there is a file at the path, or in the place of a folder above it.
+    """
+    nearest = next((one for one in (path, *path.parents) if one.exists()), path)
+    if nearest.exists() and not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file: name a folder")
+
+
 @contextlib.contextmanager
 def claimed(target: Path, *, lock: Path | None = None, doing: str = "writing it") -> Iterator[None]:
     """Let one process at a time write a file or a folder.

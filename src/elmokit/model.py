@@ -751,8 +751,6 @@ class ELMo(nn.Module):
         check_string("word", word)
         num_senses = check_optional_integer("num_senses", num_senses)
         batch_size, show_progress = _check_running(batch_size, show_progress)
-        if not self.tokenizer(word):
-            raise ValueError(f"word is {word!r}: pass a word or a phrase")
         if self.state == "carry":  # only sentences with the word are run
             raise ValueError('this model carries its state from batch to batch: load it with state="stateless"')
         occurrences = list(find_occurrences(word, as_tokens(as_list(sentences), self.tokenizer), self.tokenizer))

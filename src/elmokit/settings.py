@@ -57,9 +57,13 @@ def from_mapping(kind: type[T], values: Mapping[str, Any], *, source: str) -> T:
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ValueError(f"{source}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(hints))}")
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass, as the arguments say
+    needed = [field.name for field in fields if {field.default, field.default_factory} == {dataclasses.MISSING}]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{source}: missing key{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")
     try:
         return kind(**{key: _from_json(value, hints[key]) for key, value in values.items()})
-    except (ValueError, TypeError) as error:  # TypeError: a field without a default is missing
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from None
 
 

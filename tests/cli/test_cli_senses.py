@@ -60,6 +60,11 @@ def test_a_word_that_does_not_occur_is_said_so(corpus, folder):
     assert run("senses", "heron", corpus, "--model", folder).stdout == "heron: 0 occurrences, 0 senses\n"
 
 
+@pytest.mark.parametrize("word", ["", "  "])
+def test_a_word_without_a_token_is_refused_in_one_line(corpus, folder, word):
+    assert "pass a word or a phrase" in error_of("senses", word, corpus, "--model", folder)
+
+
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_text_is_read(corpus, tmp_path):
     missing = tmp_path / "missing.txt"
     assert ".svg, .png or .pdf" in error_of("senses", "bank", missing, "--plot", tmp_path / "bank.gif")

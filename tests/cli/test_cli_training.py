@@ -35,6 +35,18 @@ def test_vocab_says_in_one_line_what_is_wrong(text, tmp_path):
     assert not (tmp_path / "v.txt").exists()
 
 
+@pytest.mark.parametrize("verb", ["vocab", "prepare"])
+@pytest.mark.parametrize("options", [("--han", "--characters"), ("--tokenized", "--han")])
+def test_ways_to_split_text_that_exclude_each_other_are_wrong_usage(verb, options, text, tmp_path):
+    (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nbank\n")
+    vocabulary = ("--vocabulary", tmp_path / "words.txt") if verb == "prepare" else ()
+    arguments = [verb, text, "-o", tmp_path / "out", *vocabulary, *options]
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 2
+    assert "--tokenized, --characters and --han exclude each other" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_prepare_writes_a_corpus_and_counts_it(text, tmp_path):
     run("vocab", text, "-o", tmp_path / "words.txt")
     arguments = ["prepare", text, "-o", tmp_path / "corpus", "--vocabulary", tmp_path / "words.txt"]

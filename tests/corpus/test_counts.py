@@ -81,7 +81,7 @@ def test_a_vocabulary_without_words_is_an_error(tmp_path):
     (tmp_path / "text.txt").write_text("a a b\n")
     with pytest.raises(ValueError, match=r"no word in .*empty\.txt"):
         build_vocabulary(tmp_path / "empty.txt")
-    with pytest.raises(ValueError, match="min_count is 3"):
-        build_vocabulary(tmp_path / "text.txt", min_count=3)
+    with pytest.raises(ValueError, match=r"min_count is 3: no word of \S+text\.txt, \S+empty\.txt occurs"):
+        build_vocabulary([tmp_path / "text.txt", tmp_path / "empty.txt"], min_count=3)
     with pytest.raises(ValueError, match="size is 3"):
         build_vocabulary(tmp_path / "text.txt", size=3)

@@ -115,6 +115,13 @@ def test_a_text_without_a_sentence_is_an_error_that_names_it(tmp_path):
         assert not (tmp_path / "c").exists()
 
 
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("a b\n")
+    with pytest.raises(ValueError, match=r"text\.txt is a file: name a folder"):
+        prepare(tmp_path / "text.txt", tmp_path / "text.txt", vocabulary=Vocabulary(SPECIALS))
+    assert (tmp_path / "text.txt").read_text() == "a b\n"
+
+
 def test_preparing_the_same_again_returns_it_and_other_text_is_refused(tmp_path):
     corpus, vocabulary = make_corpus(tmp_path, make_documents(3))
     path = tmp_path / "text.txt"

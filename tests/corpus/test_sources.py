@@ -122,6 +122,13 @@ def test_lines_that_are_not_utf8_are_replaced_and_counted(tmp_path, caplog):
     ] * 2
 
 
+def test_one_line_that_is_not_utf8_is_one_line(tmp_path, caplog):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 a\n")
+    count_words(tmp_path / "a.txt")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("1 line has bytes that are not UTF-8")
+
+
 def test_progress_goes_up_to_the_size_of_all_files(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 50)
     (tmp_path / "a.txt").write_text("a b c\n" * 100)

@@ -1,9 +1,14 @@
 """Occurrences of a word fall into groups: the linkage is scipy's, the number comes from the data or the caller."""
 
+import re
+
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import font_manager
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
@@ -11,7 +16,7 @@ from elmokit import ELMo
 from elmokit.inference import grouping
 from elmokit.inference.grouping import average_linkage, group
 from elmokit.inference.sense_labels import distinct_words
-from elmokit.inference.senses import Occurrence, find_occurrences, group_senses
+from elmokit.inference.senses import Occurrence, Sense, WordSenses, find_occurrences, group_senses
 from elmokit.inference.vectors import unit
 from elmokit.text import TREEBANK
 
@@ -124,6 +129,64 @@ def test_the_english_model_tells_the_bank_of_money_from_the_bank_of_a_river(tmp_
     assert "<svg" in (tmp_path / "bank.svg").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=r"bank\.gif: a picture is an \.svg, \.png or \.pdf file"):
         found.plot(tmp_path / "bank.gif")
+
+
+def picture_of(path, word, substitutes):
+    """The SVG of a word whose occurrences have a sense for each list of substitutes."""
+    number = len(substitutes)
+    occurrences = [Occurrence([word], 0, 1, place) for place in range(3 * number)]
+    labels = np.arange(3 * number) % number
+    senses = [Sense(1 / number, occurrences[place::number], words) for place, words in enumerate(substitutes)]
+    vectors = np.random.default_rng(0).normal(size=(3 * number, 8)).astype(np.float32)
+    WordSenses(word, senses, occurrences, labels, vectors).plot(path)
+    return path.read_text(encoding="utf-8")
+
+
+def write_font(path, characters):
+    """A font that has only these characters, each a square."""
+    pen = TTGlyphPen(None)
+    for move in ((0, 0), (0, 700), (700, 700), (700, 0)):
+        (pen.lineTo if pen.points else pen.moveTo)(move)
+    pen.closePath()
+    names = [".notdef", *(f"u{ord(character):x}" for character in characters)]
+    font = FontBuilder(1000)
+    font.setupGlyphOrder(names)
+    font.setupCharacterMap({ord(character): f"u{ord(character):x}" for character in characters})
+    font.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    font.setupHorizontalMetrics(dict.fromkeys(names, (800, 0)))
+    font.setupHorizontalHeader(ascent=800, descent=-200)
+    font.setupNameTable({"familyName": "Square", "styleName": "Regular", "psName": "Square"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(path)
+
+
+def test_characters_that_matplotlib_has_no_font_for_are_drawn_by_a_font_of_the_machine(tmp_path, monkeypatch, caplog):
+    write_font(tmp_path / "square.ttf", "银行存")
+    own = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(tmp_path / "square.ttf")])
+    assert picture_of(tmp_path / "senses.svg", "银行", [["存"]]).lower().count("square-") >= 3
+    assert not caplog.messages
+
+
+def test_characters_that_no_font_has_are_named_once(tmp_path, monkeypatch, caplog):
+    own = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    picture_of(tmp_path / "senses.svg", "银行", [["银"], ["存"]])
+    (message,) = caplog.messages
+    assert "has 存行银: install one" in message
+
+
+def test_the_picture_of_many_senses_has_room_for_all_occurrences(tmp_path):
+    drawn = picture_of(tmp_path / "senses.svg", "bank", [["shore"]] * 40)
+    frame = re.search(r'<g id="patch_2">\s*<path d="M \S+ (\S+) \nL \S+ \S+ \nL \S+ (\S+) ', drawn)
+    assert float(frame[1]) - float(frame[2]) > 200  # of 432 points with one sense
+
+
+def test_a_dollar_sign_is_a_word_and_not_a_formula(tmp_path):
+    assert "“$”, 3 occurrences" in picture_of(tmp_path / "senses.svg", "$", [["US$", "_$"]])
 
 
 def test_a_word_that_does_not_occur_has_no_senses_and_a_model_without_words_gives_no_labels(tiny_elmo, tmp_path):

@@ -91,6 +91,18 @@ def test_a_run_that_is_refused_leaves_nothing_that_blocks_the_corrected_call(tex
     assert (tmp_path / "existing" / "mine.txt").read_text() == "a file of the user"
 
 
+def test_a_folder_that_is_a_file_and_text_that_is_a_folder_are_refused(text, tmp_path):
+    (tmp_path / "out").write_text("a file of the user")
+    with pytest.raises(ValueError, match="out is a file: name a folder"):
+        pretrain(**text, **SETTINGS, model=MODEL, out=tmp_path / "out")
+    (tmp_path / "texts").mkdir()
+    with pytest.raises(
+        ValueError, match=r"texts is a folder without a corpus of .*: name its files, as in .*texts/\*\.txt"
+    ):
+        pretrain(**{**text, "train": str(tmp_path / "texts")}, **SETTINGS, model=MODEL, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_corpus_that_stands_in_the_folder_of_a_refused_run_is_not_removed(corpus, text, tmp_path):
     shutil.copytree(corpus.folder, tmp_path / "corpus" / "train")
     vocabulary = build_vocabulary(text["train"], size=20, tokenized=True)

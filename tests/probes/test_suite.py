@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from statistics import fmean
@@ -22,6 +23,7 @@ from elmokit.model import ELMo
 from elmokit.probes import (
     CHINESE_TRIPLES,
     PROBES,
+    ProbeReport,
     find_probes,
     read_report,
     report,
@@ -312,6 +314,11 @@ def test_the_verb_says_what_is_wrong_before_it_loads_a_model(folder, tmp_path, m
         invoke("--data", folder, "--only", "poz")
     with pytest.raises(ValueError, match="--only perplexity: its data is not there"):
         invoke("--data", folder, "--only", "pos,perplexity")
+    write(tmp_path / "file", "")
+    with pytest.raises(ValueError, match="file is a file: name a folder"):
+        invoke("--only", "senses", "--out", tmp_path / "file")
+    with pytest.raises(ValueError, match=r"there is no sentence in .*file"):
+        invoke("--heldout", tmp_path / "file")
     write(tmp_path / "probe.json", "[]")
     with pytest.raises(ValueError, match=r"probe\.json is not a report of probes"):
         invoke("--data", folder, "--beside", tmp_path / "probe.json")
@@ -340,3 +347,14 @@ def test_a_plot_needs_a_figure_for_each_layer(model, tmp_path):
 def test_a_probe_that_nobody_knows_is_refused(model):
     with pytest.raises(ValueError, match="there is no probe 'poz'"):
         suite.run_probe(model, "poz", [])
+
+
+def test_a_plot_of_one_panel_has_its_complete_title_and_no_percentage_above_100(tmp_path):
+    layers = {"0": 0.0, "1": 60.0, "2": 88.0}
+    probes = {"senses": {"result": {"num_triples": 41, "layers": layers, "lost": {}}}}
+    found = ProbeReport("models/" + "m" * 60, "0" * 64, list(layers), {}, probes)
+    report.plot(found, tmp_path / "probe.svg")
+    drawn = (tmp_path / "probe.svg").read_text(encoding="utf-8")
+    assert f"<!-- What the layers of {found.model} know -->" in drawn  # and nothing of a star
+    assert float(re.search(r'width="([\d.]+)pt"', drawn)[1]) > 60 * 7  # an m of ten points is seven wide
+    assert [f"<!-- {tick} -->" in drawn for tick in (80, 100, 120)] == [True, True, False]

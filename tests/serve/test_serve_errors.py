@@ -74,6 +74,13 @@ def test_a_wrong_method_is_named(client):
     assert response.headers["allow"] == "POST"
 
 
+def test_the_place_where_a_body_is_not_json_is_named(client):
+    response = client.post("/embed", content=b'{"inputs": bad}', headers={"content-type": "application/json"})
+    message = error_of(response, 422, "Validation")
+    assert message.startswith("the body is not JSON: ")
+    assert message.endswith(", at character 11")
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\xff\xfe", b'{"inputs": "\\ud800"}', b"[" * 100_000, b'{"inputs":' * 5000, b"NaN", b'"a"', b"null"],

@@ -245,6 +245,13 @@ def test_each_of_several_keys_opens(model):
             error_of(client.post("/embed", json={"inputs": "a"}, headers={"authorization": wrong}), 401, "Unauthorized")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_keys_that_cannot_be_read_stop_the_server_before_it_loads_the_model(tmp_path, workers):
+    settings = Settings(port=0, workers=workers, api_key_file=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="cannot read the API keys"):
+        server.serve(lambda: pytest.fail("the model was loaded"), settings)
+
+
 @pytest.mark.parametrize(("content", "named"), [("", "has no API key"), ("a b\n", "the API key must be ASCII")])
 def test_a_file_of_keys_that_cannot_be_used_is_named(tmp_path, content, named):
     (tmp_path / "keys").write_text(content)

@@ -14,7 +14,7 @@ from test_compare import made_up, write_comparison
 
 from elmokit.cli import tasks as cli_tasks
 from elmokit.cli.tasks import task as task_group
-from elmokit.tasks import Progress, load_task
+from elmokit.tasks import Progress, load_task, trainer
 from elmokit.tasks.compare import compare_shares, read_comparison, summarize
 
 
@@ -46,6 +46,35 @@ def test_the_command_line_trains_scores_and_predicts(arguments, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text(text)
     assert [json.loads(line) for line in run("predict", out, file).splitlines()] == lines
+
+
+def test_predict_names_the_line_that_has_no_prediction(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_tasks, "LINES_AT_ONCE", 3)
+    run("train", *arguments, "--elmo-at", "none")
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"Rome .\n" * 4 + b'{"tokens": ["a", 3]}\n')
+    with pytest.raises(ValueError, match=r"lines\.txt: line 5: .* is 3 \(int\): expected a token"):
+        run("predict", tmp_path / "out", file)
+    with pytest.raises(ValueError, match=r"standard input: line 1: .* expected a sentence"):
+        run("predict", tmp_path / "out", text='{"foo": []}\n')
+    file.write_bytes(b"Rome .\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"lines\.txt: line 2 is not UTF-8 at byte 4: convert the file"):
+        run("predict", tmp_path / "out", file)
+    file.write_bytes("\ufeffRome .\n".encode())  # some editors write a byte-order mark
+    assert json.loads(run("predict", tmp_path / "out", file))["tokens"] == ["Rome", "."]
+
+
+def test_a_folder_that_is_a_file_is_refused_before_vectors_are_computed(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "_Run", None)
+    (tmp_path / "out").write_text("a file of the user", encoding="utf-8")
+    with pytest.raises(ValueError, match="out is a file: name a folder"):
+        run("train", *arguments)
+    with pytest.raises(ValueError, match="out is a file: name a folder"):
+        run("train", *[tmp_path / "out" / "ner" if one == tmp_path / "out" else one for one in arguments])
+    write_comparison(tmp_path / "ner", made_up("ner", {"none": [0.5]}))
+    with pytest.raises(ValueError, match="out is a file: name a folder"):
+        run("summary", tmp_path / "ner", "--out", tmp_path / "out")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "a file of the user"
 
 
 def test_a_bilm_and_word_vectors_that_were_moved_can_be_named(arguments, tiny_elmo, tmp_path):

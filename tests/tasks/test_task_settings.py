@@ -117,4 +117,8 @@ def test_a_recipe_that_does_not_fit_is_named(tmp_path):
     path.write_text('task = "ner"\nspoons = 3')
     with pytest.raises(ValueError, match=r"bad\.toml with out=x: unknown key 'spoons'"):
         load_recipe(str(path), DEFAULTS, {"out": "x"})
+    with pytest.raises(ValueError, match=r"ner with out=x: train is not set: set it .* with --data FOLDER or --train"):
+        load_recipe("ner", DEFAULTS, {"out": "x"})
+    with pytest.raises(ValueError, match="ner with train=x: out is not set: set it in the recipe or with --out FOLDER"):
+        load_recipe("ner", DEFAULTS, {"train": "x"})
     assert load_recipe("sentiment", DEFAULTS, {"train": "a", "out": "b"}).hidden_dim == 100

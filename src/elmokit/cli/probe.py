@@ -65,7 +65,7 @@ def probe(
         return
     from importlib.util import find_spec
 
-    from elmokit.files import replacing
+    from elmokit.files import check_new_folder, replacing
     from elmokit.probes import PROBES, find_probes, read_report, run_probes
     from elmokit.probes.report import comparison, layer_figures, markdown, plot, tables
 
@@ -79,6 +79,7 @@ def probe(
         files = {name: files[name] for name in files if name in wanted}
     others = [read_report(path) for path in beside]
     if target is not None:
+        check_new_folder(target)
         target.mkdir(parents=True, exist_ok=True)
     elmo = load_model(model, device)
     with progress_bar("probing", None, in_bytes=False) as advance:

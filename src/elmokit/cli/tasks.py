@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from elmokit.cli.terminal import (
     device_option,
     json_option,
     model_option,
+    open_input,
     print_result,
     print_table,
     set_option,
@@ -25,7 +26,7 @@ from elmokit.cli.terminal import (
 from elmokit.progress import Lines, shows_bars
 
 if TYPE_CHECKING:
-    from elmokit.tasks import Progress, TaskConfig
+    from elmokit.tasks import Progress, TaskConfig, TrainedTask
     from elmokit.tasks.settings import ElmoAt
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,13 +145,21 @@ def predict(folder: str, source: str, elmo: str | None, vectors: str | None, dev
     the task.
     """
     from elmokit.tasks import load_task
+    from elmokit.vector_files import decode_lines
 
     trained = load_task(folder, device=device or "auto", elmo=elmo, vectors=vectors)
-    with click.open_file(source, encoding="utf-8") as file:
-        for texts in _blocks(file):
-            for result in trained.predict(texts):
+    name = "standard input" if source == "-" else source
+    with open_input(source) as (file, _):
+        first = 1
+        for texts in _blocks(decode_lines(file, name)):
+            try:
+                results = trained.predict(texts)
+            except ValueError as error:
+                raise ValueError(f"{name}: {_find_line(trained, texts, first)}{error}") from None
+            for result in results:
                 click.echo(json.dumps(result, ensure_ascii=False))
             sys.stdout.flush()
+            first += len(texts)
 
 
 @task.command(cls=RecipeCommand, recipes="tasks")
@@ -263,10 +272,20 @@ def _read_config(
     return load_recipe(recipe, defaults, values)
 
 
-def _blocks(file: Any) -> Iterator[list[Any]]:
+def _find_line(trained: TrainedTask, texts: list[Any], first: int) -> str:
+    """The number of the first line that has no prediction by itself, for a message."""
+    for number, text in enumerate(texts, first):
+        try:
+            trained.predict([text])
+        except ValueError:
+            return f"line {number}: "
+    return ""
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[Any]]:
     """The lines of a file as texts or mappings, at most LINES_AT_ONCE at a time."""
     block: list[Any] = []
-    for line in file:
+    for line in lines:
         text = line.rstrip("\r\n")
         block.append(text)
         if text.startswith("{"):

@@ -25,6 +25,7 @@ from elmokit.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from elmokit.corpus.sources import Tokenized
     from elmokit.pretraining import PretrainResult
 
 characters_option = click.option(
@@ -66,6 +67,7 @@ def vocab(
     from elmokit.corpus import build_vocabulary
     from elmokit.files import claimed
 
+    rule = _one_of(tokenized, characters, han)
     check_new_file(target, overwrite)
     with claimed(target), progress_bar("counting", None) as advance:
         check_new_file(target, overwrite)  # another process may have been faster
@@ -73,7 +75,7 @@ def vocab(
             text,
             size=size,
             min_count=min_count,
-            tokenized="han" if han else "characters" if characters else tokenized,
+            tokenized=rule,
             progress=advance.to,
             workers=workers,
         )
@@ -115,13 +117,14 @@ def prepare(
     from elmokit.corpus import prepare as prepare_corpus
     from elmokit.text import Vocabulary
 
+    rule = _one_of(tokenized, characters, han)
     vocabulary = Vocabulary.load(words)
     with progress_bar("preparing", None) as advance:
         corpus = prepare_corpus(
             text,
             target,
             vocabulary=vocabulary,
-            tokenized="han" if han else "characters" if characters else tokenized,
+            tokenized=rule,
             max_characters=max_characters,
             workers=workers,
             progress=advance.to,
@@ -135,6 +138,13 @@ def prepare(
     }
     counts = ", ".join(f"{result[key]:,} {key}" for key in ("tokens", "sentences", "documents"))
     print_result(as_json, result, f"{target}: {counts}")
+
+
+def _one_of(tokenized: bool, characters: bool, han: bool) -> Tokenized:
+    """How text is split, of options that exclude each other."""
+    if tokenized + characters + han > 1:
+        raise click.UsageError("--tokenized, --characters and --han exclude each other: pass one of them")
+    return "han" if han else "characters" if characters else tokenized
 
 
 @click.command(cls=RecipeCommand, recipes="pretraining")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
+from elmokit.arguments import check_paths
 from elmokit.corpus.sources import Paths, Progress, Tokenized, find_files, read_blocks, report_replaced, sentences
 from elmokit.corpus.workers import run_in_order
 from elmokit.text.vocabulary import SPECIALS, Vocabulary
@@ -74,12 +75,13 @@ def build_vocabulary(
     """
     if size is not None and size <= len(SPECIALS):
         raise ValueError(f"size is {size}: a vocabulary has {', '.join(SPECIALS)} and at least one word")
+    paths = check_paths("paths", paths)
     counts = count_words(paths, tokenized=tokenized, progress=progress, workers=workers)
     if not counts:
-        raise ValueError(f"there is no word in {paths}")
+        raise ValueError(f"there is no word in {', '.join(paths)}")
     words = [word for word in by_frequency(counts) if counts[word] >= min_count and word not in SPECIALS]
     if not words:
-        raise ValueError(f"min_count is {min_count}: no word of {paths} occurs that often")
+        raise ValueError(f"min_count is {min_count}: no word of {', '.join(paths)} occurs that often")
     return Vocabulary([*SPECIALS, *words][:size])
 
 

@@ -49,7 +49,7 @@ from elmokit.corpus.sources import (
     tokenizer_of,
 )
 from elmokit.corpus.workers import run_in_order
-from elmokit.files import claimed, replacing, sha256_of_json, write_json
+from elmokit.files import check_new_folder, claimed, replacing, sha256_of_json, write_json
 from elmokit.text import BOS_TOKEN, EOS_TOKEN, MAX_CHARACTERS, Vocabulary, WordIds, words_to_ids
 
 FORMAT = "elmokit corpus 1"
@@ -259,6 +259,7 @@ def prepare(
     """
     files, out = find_files(paths), Path(check_path("out", out))
     check_packages(files)
+    check_new_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     try:
         with claimed(out, lock=out / ".lock", doing="preparing it"):

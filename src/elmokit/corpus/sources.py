@@ -162,7 +162,8 @@ def _is_utf8(line: bytes) -> bool:
 def report_replaced(num_lines: int) -> None:
     """Log the number of lines that were not UTF-8, if there are any."""
     if num_lines:
-        logger.warning("%d lines have bytes that are not UTF-8; the bytes were replaced by U+FFFD", num_lines)
+        lines = "1 line has" if num_lines == 1 else f"{num_lines} lines have"
+        logger.warning("%s bytes that are not UTF-8; the bytes were replaced by U+FFFD", lines)
 
 
 def _read_pieces(file: Path) -> Iterator[tuple[bytes, int]]:

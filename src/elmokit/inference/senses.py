@@ -5,7 +5,10 @@ Input: occurrences of a word and their vectors.  Output: `WordSenses`, the most 
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +25,11 @@ from elmokit.text import Tokenizer, join_tokens
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
 
+MARKERS: Final = "os^Dv"
+
 Array = npt.NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,22 +93,65 @@ class WordSenses:
         _, _, axes = np.linalg.svd(centred, full_matrices=False)
         places = centred @ axes[:2].T  # (N, 2), or (N, 1) of one occurrence
         places = np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
-        with matplotlib.rc_context({"svg.hashsalt": "elmokit"}):
-            figure, axis = pyplot.subplots(figsize=(7, 6))
+        labels = [f"{100 * sense.share:.0f}%  {', '.join(sense.substitutes)}".strip() for sense in self.senses]
+        fonts = _fonts(self.word + "".join(labels))
+        # a word may be "$", which begins a formula
+        settings = {"svg.hashsalt": "elmokit", "font.family": fonts, "text.parse_math": False}
+        with matplotlib.rc_context(settings):
+            # the legend has a line per sense, and leaves the occurrences their room
+            figure, axis = pyplot.subplots(figsize=(7, max(6, 4 + 0.25 * len(labels))))
             try:
-                for number, sense in enumerate(self.senses):
+                for number, label in enumerate(labels):
                     own = places[self.labels == number]
-                    label = f"{100 * sense.share:.0f}%  {', '.join(sense.substitutes)}".strip()
-                    axis.scatter(*own.T, s=24, alpha=0.6, color=f"C{number % 10}", label=label, linewidths=0)
+                    marker = MARKERS[number // 10 % len(MARKERS)]  # there are ten colors
+                    axis.scatter(
+                        *own.T, s=24, alpha=0.6, color=f"C{number % 10}", marker=marker, label=label, linewidths=0
+                    )
                 axis.set(title=f"“{self.word}”, {len(self.occurrences)} occurrences", xticks=[], yticks=[])
                 figure.legend(loc="outside lower center", frameon=False)
                 figure.set_layout_engine("constrained")
                 with replacing(target) as temporary:
                     kind = target.suffix.lower().removeprefix(".")
                     metadata = {"Date": None} if kind == "svg" else None
-                    figure.savefig(temporary, format=kind, metadata=metadata, dpi=150)
+                    with warnings.catch_warnings():  # _fonts has said it, once for all glyphs
+                        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+                        figure.savefig(temporary, format=kind, metadata=metadata, dpi=150)
             finally:
                 pyplot.close(figure)
+
+
+def _fonts(text: str) -> list[str]:
+    """Names of the fonts that draw a text: that of matplotlib, and those of the machine that have what it lacks."""
+    font_manager = require("matplotlib.font_manager", extra="plot")
+    names: list[str] = list(font_manager.FontProperties().get_family())
+    missing = {ord(character) for character in text if not character.isspace()}
+    missing -= _characters_of(font_manager.findfont(font_manager.FontProperties()))
+    if not missing:
+        return names
+    manager = font_manager.fontManager
+    known = {font.fname for font in manager.ttflist}
+    for path in set(font_manager.findSystemFonts()) - known:  # installed since matplotlib listed the fonts
+        with suppress(OSError, RuntimeError):  # damaged, or of a kind that it does not read
+            manager.addfont(path)
+    # matplotlib's last resort has a box for every character
+    fonts = [font for font in manager.ttflist if not font.name.startswith("Last Resort")]
+    for font in sorted(fonts, key=lambda font: (font.style != "normal", font.weight != 400, font.name)):
+        if found := missing & _characters_of(font.fname):
+            names.append(font.name)
+            missing -= found
+        if not missing:
+            return names
+    characters = "".join(map(chr, sorted(missing)))
+    logger.warning("no font of this machine has %s: install one, such as Noto Sans CJK for Chinese", characters)
+    return names
+
+
+def _characters_of(font: str) -> set[int]:
+    """The code points that a font file has; none if it cannot be read."""
+    try:
+        return set(require("matplotlib.font_manager", extra="plot").get_font(font).get_charmap())
+    except (OSError, RuntimeError):  # removed since matplotlib listed the fonts, or damaged
+        return set()
 
 
 def check_picture(path: str | Path) -> Path:
@@ -125,8 +175,13 @@ def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Token
         word: A word, or a phrase, which the tokenizer cuts.
         sentences: Token lists.
         tokenizer: That of the model.
+
+    Raises:
+        ValueError: If the word has no token.
     """
     wanted = [part.casefold() for part in tokenizer(word)]
+    if not wanted:
+        raise ValueError(f"word is {word!r}: pass a word or a phrase")
     whole = word.casefold()
     for number, tokens in enumerate(sentences):
         lowered = [token.casefold() for token in tokens]

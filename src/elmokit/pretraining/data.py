@@ -63,6 +63,11 @@ def check_input(config: PretrainConfig, model: BiLMConfig, initial: ModelFiles |
     if vocabulary is not None:
         fit_word_table(model, vocabulary, initial)
     elif _is_prepared(config.train):
+        if not (Path(str(config.train)) / "corpus.json").is_file():
+            raise ValueError(
+                f"{config.train} is a folder without a corpus of `elmokit prepare`: name its files, as in "
+                f"{Path(str(config.train)) / '*.txt'}"
+            )
         raise ValueError(f"{config.train} is already prepared: give the vocabulary file that it was prepared with")
     for paths in (config.train, config.heldout):
         if paths is None:

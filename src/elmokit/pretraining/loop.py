@@ -38,7 +38,7 @@ from elmokit.config import BiLMConfig
 from elmokit.corpus import StreamPosition, Streams
 from elmokit.corpus.heldout import heldout_perplexity, unigram_perplexity
 from elmokit.corpus.sources import tokenized_of, tokenizer_of
-from elmokit.files import claimed, replacing
+from elmokit.files import check_new_folder, claimed, replacing
 from elmokit.inference.scores import perplexity_of_loss
 from elmokit.pretraining.batches import BatchMaker, Loader
 from elmokit.pretraining.card import RECIPE_FILE, check_recipe, model_card, write_recipe
@@ -176,6 +176,7 @@ def run_recipe(
             kernels.check_dtype(torch.empty(0, dtype=torch.bfloat16, device=processes.device))
         with contextlib.ExitStack() as stack:
             if processes.rank == 0:  # the other processes belong to the same run
+                check_new_folder(Path(config.out))
                 check_recipe(Path(config.out) / RECIPE_FILE, config, model)
                 check_input(config, model, initial)
                 stack.enter_context(_claimed_folder(Path(config.out)))

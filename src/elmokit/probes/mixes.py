@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.files import replacing, write_json
+from elmokit.files import check_new_folder, replacing, write_json
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.tasks.compare import VALUES_FILE, by_name, picture, read_comparison, to_markdown
 from elmokit.tasks.trainer import RESULT_FILE, TaskResult
@@ -77,6 +77,7 @@ def mix_table(mixes: Sequence[TaskMixes]) -> tuple[list[str], list[list[str]]]:
 
 def write_mixes(mixes: Sequence[TaskMixes], out: Path) -> None:
     """Write mixes.json, mixes.md and mixes.svg into a folder."""
+    check_new_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     values = {one.name: to_mapping(one) for one in mixes}
     write_json(out / "mixes.json", values)

@@ -169,15 +169,20 @@ def plot(report: ProbeReport, path: Path) -> None:
             [name if len(names) > 5 or not name.isdecimal() else f"layer {name}" for name in names],
             fontsize=8,
         )
+        axis.set_yticks(
+            [tick for tick in axis.get_yticks() if bottom <= tick <= 100]
+        )  # the room above is for the legend
         axis.tick_params(axis="y", labelsize=8)
         axis.set_title(f"{one.title} (axis from {bottom:.0f})" if bottom else one.title, fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
         if one.baselines:
             axis.legend(fontsize=7, loc="upper left", frameon=False, ncols=2)
-    figure.suptitle(f"What the layers of {report.model} know (* chosen on other data)", fontsize=10)
+    star = " (* chosen on other data)" if any(one.best_layer for one in figures) else ""
+    figure.suptitle(f"What the layers of {report.model} know{star}", fontsize=10)
     figure.tight_layout()
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."))
+        # "tight": the title may be wider than one panel
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), bbox_inches="tight")
     pyplot.close(figure)
 
 

@@ -96,7 +96,7 @@ def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, li
         Probe -> the files that it reads; those of WITHOUT_DATA need none.
 
     Raises:
-        ValueError: If a folder or file does not exist.
+        ValueError: If a folder or file does not exist, or a text has no sentence.
     """
     data = None if data is None else Path(check_path("data", data))
     if data is not None and not data.is_dir():
@@ -105,6 +105,8 @@ def find_probes(data: Path | None, heldout: Sequence[Path] = ()) -> dict[str, li
     for path in heldout:
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file")
+        if not any(block.content.strip() for block in read_blocks([path], None)):
+            raise ValueError(f"there is no sentence in {path}")
 
     def find(*patterns: str) -> list[Path]:
         """One file for each pattern, or nothing."""

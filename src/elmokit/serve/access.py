@@ -30,7 +30,7 @@ class Access:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._keys = _read_keys(settings)
+        self._keys = read_keys(settings)
         # a page of another site can reach a server on this machine under its own name (DNS rebinding)
         self._checks_hosts = bool(settings.allowed_hosts) or (not self.needs_key and is_loopback(settings.host))
 
@@ -45,7 +45,7 @@ class Access:
             logger.info("there is no file of API keys to read again")
             return
         try:
-            keys = _read_keys(self._settings)
+            keys = read_keys(self._settings)
         except ValueError as error:
             logger.error("the API keys were not read again", extra={"fields": {"reason": str(error)}})
             return
@@ -108,7 +108,7 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0] if host.count(":") <= 1 else host
 
 
-def _read_keys(settings: Settings) -> tuple[str, ...]:
+def read_keys(settings: Settings) -> tuple[str, ...]:
     """All keys: of the settings and of the file, one per line; lines that start with # are comments."""
     keys = list(settings.keys)
     if settings.api_key_file is not None:

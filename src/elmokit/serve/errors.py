@@ -136,6 +136,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
         if problem["type"] == "extra_forbidden":
             problems.append(f"{_quoted(place[-1])}: {problem['msg']}: there is no field of this name")
             continue
+        if problem["type"] == "json_invalid":
+            problems.append(f"the body is not JSON: {problem['ctx']['error']}, at character {place[0]}")
+            continue
         # for a union, pydantic also names the type that it tried
         field = ".".join(str(part) for part in place if isinstance(part, int) or part in FIELDS)
         problems.append(f"{field}: {problem['msg']}" if field else str(problem["msg"]))

@@ -85,6 +85,9 @@ def serve(
     """
     for module in ("fastapi", "orjson", "uvicorn"):
         require(module, extra="serve")
+    from elmokit.serve.access import read_keys
+
+    read_keys(settings)  # each worker reads them; one that cannot would be started again and again
     with _listen(settings.host, settings.port) as listening, _ignoring_hangup():
 
         def load_all() -> _Service:

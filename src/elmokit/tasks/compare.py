@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from elmokit.arguments import check_callable, check_instance, check_optional_integer, check_path
-from elmokit.files import replacing, write_json
+from elmokit.files import check_new_folder, replacing, write_json
 from elmokit.settings import to_mapping
 from elmokit.tasks.plots import picture, plot_comparison, plot_shares, plot_summary, require_matplotlib
 from elmokit.tasks.settings import ElmoAt, TaskConfig
@@ -233,6 +233,7 @@ def summarize(folders: Sequence[str | Path], out: str | Path) -> dict[str, Compa
     """
     check_path("out", out)
     require_matplotlib()
+    check_new_folder(Path(out))
     comparisons = read_comparisons(folders)
     Path(out).mkdir(parents=True, exist_ok=True)
     values = {name: to_mapping(one) for name, one in comparisons.items()}

@@ -6,6 +6,7 @@ or values that do not fit together are a ValueError that names the source and th
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -150,6 +151,10 @@ def load_recipe(recipe: str, defaults: Mapping[str, Mapping[str, Any]], override
             raise ValueError(f"{recipe}: task must be one of {known}, not {values.get('task')!r}")
     source = " with ".join([recipe, *(f"{key}={value}" for key, value in overrides.items())])
     values = {**defaults[values["task"]], **values, **overrides}
+    fields = {field.name for field in dataclasses.fields(TaskConfig)}  # an unknown key may be "train", misspelt
+    for name, options in (("train", "--data FOLDER or --train FILE"), ("out", "--out FOLDER")):
+        if name not in values and values.keys() <= fields:
+            raise ValueError(f"{source}: {name} is not set: set it in the recipe or with {options}")
     return from_mapping(TaskConfig, values, source=source)
 
 

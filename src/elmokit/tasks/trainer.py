@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from elmokit.arguments import check_callable, check_instance
-from elmokit.files import claimed, write_json
+from elmokit.files import check_new_folder, claimed, write_json
 from elmokit.network import find_device
 from elmokit.settings import from_mapping, read_json, to_mapping
 from elmokit.storage.snapshots import Snapshots
@@ -89,6 +89,7 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
     check_callable("on_progress", on_progress)
     out, task = Path(config.out), find_task(config.task)
     check_requirements(task)
+    check_new_folder(out)
     _refuse_another_run(out, config)
     if (out / RESULT_FILE).is_file():
         return _read_result(out)

@@ -8,13 +8,14 @@ formats.py  parts -> HDF5, NPZ, Parquet, safetensors
 
 from elmokit.vector_files.file import SUFFIXES, Format, VectorFile, Written, format_of
 from elmokit.vector_files.formats import nest_vectors
-from elmokit.vector_files.write import read_lines, write_vectors
+from elmokit.vector_files.write import decode_lines, read_lines, write_vectors
 
 __all__ = [
     "SUFFIXES",
     "Format",
     "VectorFile",
     "Written",
+    "decode_lines",
     "format_of",
     "nest_vectors",
     "read_lines",

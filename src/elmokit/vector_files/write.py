@@ -29,7 +29,12 @@ PART_BYTES = 1 << 28  # vectors of a part in float32; a longer line is a part of
 
 
 def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Read the lines of a UTF-8 text, without whitespace around them. Only a line feed ends a line.
+    """Read the lines of a UTF-8 text, without whitespace around them; as `decode_lines`."""
+    return (line.strip() for line in decode_lines(file, name))
+
+
+def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Read the lines of a UTF-8 text. Only a line feed ends a line.
 
     Args:
         file: A file opened in binary mode, or other lines of bytes.
@@ -40,13 +45,12 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     """
     for number, line in enumerate(file, 1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors write a byte-order mark
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors write a byte-order mark
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{name}: line {number} is not UTF-8 at byte {error.start + 1}: convert the file, as in "
                 "iconv -f latin1 -t utf8"
             ) from None
-        yield text.strip()
 
 
 def write_vectors(
