@@ -3,11 +3,13 @@
 import copy
 import io
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -330,6 +332,9 @@ def test_gradients_are_the_finite_differences_of_the_reference(official_model, f
 
 # ---- several processes
 
+# DistributedDataParallel imports torch.distributed.nn, and default arguments there keep the group of that moment until
+# the interpreter ends, with threads that run: it is imported above, when there is no group.
+
 
 class Tagger(nn.Module):
     def __init__(self):
@@ -357,7 +362,10 @@ def train_in_process(rank, world_size, folder):
         network.zero_grad()
         loss_of(network, SENTENCES[rank]).backward()
     torch.save({name: p.grad for name, p in network.module.named_parameters()}, f"{folder}/grads-{rank}")
+    group = weakref.ref(dist.group.WORLD)
+    del network  # it holds the group too
     dist.destroy_process_group()
+    assert group() is None, "its threads would still run when the interpreter ends, which can abort the process"
 
 
 def test_an_open_model_trains_in_two_processes(tmp_path):
