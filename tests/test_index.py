@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -919,6 +920,19 @@ def test_info_says_what_a_store_holds(folder):
     assert found["sources"] == {str((folder / "corpus.txt").resolve()): 4}
     assert found["bytes"] == sum(path.stat().st_size for path in (folder / "store").iterdir())
     assert "corpus.txt (4)" in run(index_verb, "info", "store")
+    assert re.search(r"^skip_punctuation +yes$", run(index_verb, "info", "store"), re.MULTILINE)
+
+
+def test_info_names_the_model_of_the_package_if_none_was_given(folder):
+    WordIndex.create(folder / "store", ELMo.from_pretrained())
+    assert re.search(r"^model +en$", run(index_verb, "info", "store"), re.MULTILINE)
+
+
+def test_a_file_of_words_to_leave_out_that_is_not_utf8_is_named(folder):
+    (folder / "stop.txt").write_bytes(b"the\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"stop\.txt: line 2 is not UTF-8"):
+        run(index_verb, "build", "corpus.txt", "--model", "mine", "--skip-words", "stop.txt")
+    assert not (folder / "store").exists()
 
 
 def test_a_store_is_built_of_sense_vectors_and_built_on_with_the_layer_that_it_has(folder):

@@ -6,6 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from verbs import (
     FORMATS,
     LINES,
@@ -20,7 +21,7 @@ from verbs import (
 )
 
 from elmokit import progress
-from elmokit.cli import sentence_vectors
+from elmokit.cli import main, sentence_vectors
 from elmokit.model import ELMo
 from elmokit.text import tokenize
 from elmokit.vector_files import formats, write
@@ -279,6 +280,13 @@ def test_a_word_level_model_is_known_by_its_vocabulary_too(official_model, tmp_p
     info = result_of("info", tmp_path / "model")
     assert (info["input"], info["vocabulary_size"], info["language_model"]) == ("words", 12, False)
     assert "12 words" in run("info", tmp_path / "model").stdout
+
+
+def test_one_layer_and_all_of_them_are_wrong_usage(folder):
+    arguments = ["similar", "a", "b", "--per-layer", "--layers", "1", "--model", str(folder)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "--per-layer compares every layer, --layers 1 one" in result.stderr
 
 
 def test_similar_prints_the_cosine_of_a_word_in_each_layer(official, folder):

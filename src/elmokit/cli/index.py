@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from elmokit.cli.terminal import (
+    DEFAULT_MODEL,
     Advance,
     device_option,
     json_option,
@@ -73,7 +74,7 @@ def build(
     from elmokit.inference.views import check_layers
 
     files = find_files(list(corpus))
-    skipped = [] if skip_words is None else skip_words.read_text(encoding="utf-8").split()
+    skipped = [] if skip_words is None else _read_words(skip_words)
     store = WordIndex.open(folder) if (folder / SETTINGS_FILE).exists() else None
     is_default = click.get_current_context().get_parameter_source("layer") == ParameterSource.DEFAULT
     if store is not None and is_default:  # a store of an earlier version has another default
@@ -95,6 +96,13 @@ def build(
             if (stored := getattr(store.settings, option)) != value:
                 raise ValueError(f"{folder} was made with {option} {stored!r}, not {value!r}: name another folder")
     _add_files(store, elmo, files, tokenized, as_json)
+
+
+def _read_words(path: Path) -> list[str]:
+    from elmokit.vector_files import read_lines
+
+    with path.open("rb") as file:
+        return [word for line in read_lines(file, str(path)) for word in line.split()]
 
 
 @index.command()
@@ -137,8 +145,16 @@ def info(folder: Path, as_json: bool) -> None:
         "skipped_words": len(store.settings.skip_words),
         "sources": {name: number for name, number, _ in contents.sources},
     }
-    shown = {**result, "sources": ", ".join(f"{name} ({number:,})" for name, number in result["sources"].items())}
-    rows = [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in shown.items()]
+    shown = {
+        **result,
+        "model": store.settings.model or DEFAULT_MODEL,
+        "sources": ", ".join(f"{name} ({number:,})" for name, number in result["sources"].items()),
+    }
+    words = {True: "yes", False: "no"}
+    rows = [
+        [name, words[value] if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)]
+        for name, value in shown.items()
+    ]
     print_table(as_json, result, ["what", "value"], rows)
 
 

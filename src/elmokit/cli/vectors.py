@@ -291,6 +291,8 @@ def similar(
     """Print the cosine of two sentences, or of a word in them."""
     from elmokit.inference.views import check_layers, default_layers
 
+    if per_layer and layers not in (None, "all"):
+        raise click.UsageError(f"--per-layer compares every layer, --layers {layers} one: pass one of them")
     elmo = load_model(model, device)
     if layers is None:
         layers = default_layers(word)
