@@ -263,7 +263,8 @@ def test_a_folder_with_wrong_settings_is_refused_by_name(elmo, tmp_path):
     model = host(ElmoEmbeddings(elmo))
     model.save_pretrained(str(tmp_path))
     path = tmp_path / "elmo_embeddings.json"
-    for settings, message in [({"layers": "top"}, "missing keys 'max_seq_length', 'freeze', 'dropout'"), ({"depth": 3}, "unknown key 'depth'")]:
+    missing = "missing keys 'max_seq_length', 'freeze', 'dropout'"
+    for settings, message in [({"layers": "top"}, missing), ({"depth": 3}, "unknown key 'depth'")]:
         path.write_text(json.dumps(settings))
         with pytest.raises(ValueError, match=rf"elmo_embeddings.json: .*{message}"):
             SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
