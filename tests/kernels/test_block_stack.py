@@ -68,9 +68,7 @@ def in_float64(blocks, x, lengths, state, sizes):
 
 
 def assert_close(ours, theirs, *, atol=1e-5):
-    for mine, oracle in zip(ours[0], theirs[0], strict=True):
-        torch.testing.assert_close(mine.double(), oracle.double(), atol=atol, rtol=0)
-    for mine, oracle in zip(ours[1], theirs[1], strict=True):
+    for mine, oracle in zip((*ours[0], *ours[1]), (*theirs[0], *theirs[1]), strict=True):
         torch.testing.assert_close(mine.double(), oracle.double(), atol=atol, rtol=0)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -130,20 +130,19 @@ def to_reading_order(x: Tensor, lengths: Tensor) -> Tensor:
 
 def to_text_order(layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """(D, B, T, P) each -> (D, T, B, P) each in `dtype`, zero after the end of a row."""
-    return [
-        torch.stack([direction_to_text_order(part, lengths, d) for d, part in enumerate(layer)])
-        .transpose(1, 2)
-        .to(dtype)
-        for layer in layers
-    ]
+    directions = (direction_to_text_order(own, lengths, d) for d, own in enumerate(zip(*layers, strict=True)))
+    return [torch.stack(parts).transpose(1, 2).to(dtype) for parts in zip(*directions, strict=True)]
 
 
-def direction_to_text_order(rows: Tensor, lengths: Tensor, d: int) -> Tensor:
-    """(B, T, P) of direction d -> (B, T, P), zero after the end of a row."""
-    num_steps = rows.shape[1]
-    in_order = rows if d == 0 else _reorder(rows, _reading_order(lengths, num_steps))
+def direction_to_text_order(layers: Sequence[Tensor], lengths: Tensor, d: int) -> Iterator[Tensor]:
+    """(B, T, P) of direction d of each layer -> (B, T, P) each, zero after the end of a row."""
+    if not layers:
+        return
+    num_steps = layers[0].shape[1]
+    order = _reading_order(lengths, num_steps)
     is_token = (torch.arange(num_steps, device=lengths.device) < lengths.unsqueeze(1)).unsqueeze(-1)  # (B, T, 1)
-    return torch.where(is_token, in_order, 0.0)
+    for layer in layers:
+        yield torch.where(is_token, layer if d == 0 else _reorder(layer, order), 0.0)
 
 
 def _reading_order(lengths: Tensor, num_steps: int) -> Tensor:

@@ -171,8 +171,7 @@ def _run_in_threads(
     def run_direction(d: int) -> None:
         part = state
         if state is not None:
-            own = slice(d, d + 1)
-            part = AttentionState(state.past_keys[:, own], state.past_values[:, own], state.num_past)
+            part = AttentionState(state.past_keys[:, d : d + 1], state.past_values[:, d : d + 1], state.num_past)
         packed = [native for block in blocks if (native := block.for_native(d)) is not None]
         run_tokens: RunTokens
         if blocks and len(packed) == len(blocks):
@@ -180,8 +179,9 @@ def _run_in_threads(
         else:
             run_tokens = dataclasses.replace(pytorch, products=[block.direction(d) for block in blocks])
         outputs, states[d] = run(run_tokens, rows[d : d + 1], part)
-        for layer, output in zip(layers, outputs, strict=True):
-            layer[d] = direction_to_text_order(output[0], run.lengths, d)
+        in_order = direction_to_text_order([output[0] for output in outputs], run.lengths, d)
+        for layer, own in zip(layers, in_order, strict=True):
+            layer[d] = own
 
     cpu.in_parallel(run_direction, 2)
     forward, backward = states
