@@ -1,7 +1,7 @@
 /* Transformer blocks of one direction for one instruction set, with the functions of kernel.h.
 
-   The tokens of a few rows pass through all blocks together: what is between the products stays in the cache, and padding
-   is not computed.  kernels/blocks.py has the equations. */
+   The tokens of a few rows pass through all blocks together: what is between the products stays in the cache, and
+   padding is not computed.  kernels/blocks.py has the equations. */
 
 INLINE float NAME(total)(vec x) {
     float sum = 0.0f;
@@ -36,7 +36,7 @@ static NOINLINE void NAME(gate)(int64_t num_tokens, int64_t dim, int64_t depth, 
         }
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------------ */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 /* Rotate the pairs (i, i + dim / 2) of a vector by the angles of a position. */
 INLINE void NAME(turn)(float *x, int64_t dim, const float *cosines, const float *sines) {
@@ -76,7 +76,8 @@ static NOINLINE void NAME(know)(const Stack *stack, const State *state, int64_t 
 
 /* What the token at a place takes from itself and from the tokens before it in the window: `taken` (dim,). */
 static NOINLINE void NAME(take)(const Stack *stack, int64_t place, const float *asked, Head *head, float *taken) {
-    int64_t dim = head->dim, first = place < stack->window ? 0 : place - stack->window + 1, begin = first / LANES * LANES;
+    int64_t dim = head->dim, first = place < stack->window ? 0 : place - stack->window + 1;
+    int64_t begin = first / LANES * LANES;
     float *query = head->vector, *scores = head->scores;
     memcpy(query, asked, dim * sizeof(float));
     float scale = NAME(norm_scale)(query, dim, head->filled) / sqrtf(dim);
@@ -129,7 +130,7 @@ static void NAME(attend)(const Stack *stack, const State *state, int64_t length,
     }
 }
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* The sum of a product and x, and its norm. */
 static void NAME(add_product)(const Stack *stack, const Matrix *matrix, Rows *rows, int64_t num_tokens, Tile *tile) {
@@ -145,11 +146,13 @@ static void NAME(run_tile)(const Stack *stack, const Pass *pass, int64_t begin, 
     NAME(add_norm)(num_tokens, width, depth, NULL, tile->x, tile->normed.values);
     for (int64_t number = 0; number < stack->num_blocks; number++) {
         const Block *block = stack->blocks + number;
-        NAME(product)(&block->attention_input, &tile->normed, num_tokens, NULL, INFINITY, 3 * width, 3 * width, tile->wide);
+        NAME(product)(&block->attention_input, &tile->normed, num_tokens, NULL, INFINITY, 3 * width, 3 * width,
+                      tile->wide);
         for (int64_t row = begin, token = 0; row < end; token += pass->lengths[row++]) {
             int64_t at = (number * pass->all_rows + row) * kept;
             State state = {.num_past = pass->num_past == NULL ? 0 : pass->num_past[row]};
-            if (pass->past_keys != NULL) state.past_keys = pass->past_keys + at, state.past_values = pass->past_values + at;
+            if (pass->past_keys != NULL)
+                state.past_keys = pass->past_keys + at, state.past_values = pass->past_values + at;
             if (pass->keys != NULL) state.keys = pass->keys + at, state.values = pass->values + at;
             NAME(attend)(stack, &state, pass->lengths[row], depth, tile->wide + token * 3 * width, &tile->head,
                          tile->mixed.values + token * depth);

@@ -1,5 +1,5 @@
-/* Products of rows, words from their characters, the steps of one direction of an LSTM layer or its transformer blocks, each
-   for any number of rows in one call, and sums of the exponentials of scores: see native.py.
+/* Products of rows, words from their characters, the steps of one direction of an LSTM layer or its transformer blocks,
+   each for any number of rows in one call, and sums of the exponentials of scores: see native.py.
 
    Weights are packed into blocks of 64 columns that are read from the first to the last byte.  A block of
    the recurrent weight holds the four gates of 16 cells, so that a step reads a block, and has their new values.
@@ -96,7 +96,7 @@ typedef struct { /* of one row in one block */
 } State;
 
 typedef struct { /* one head of a row */
-    int64_t dim, filled, places; /* filled: dim, up to a multiple of COLUMNS; places: of the tokens, up to one of CELLS */
+    int64_t dim, filled, places; /* filled: dim, up to a multiple of COLUMNS; places: tokens, up to one of CELLS */
     float *vector;               /* (filled,) a query or key */
     float *keys, *values;        /* (dim, places) and (places, filled) */
     float *scores;               /* (places,) */
@@ -112,7 +112,7 @@ typedef struct { /* what is between the products of some tokens */
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define ROWS 48          /* rows that read a block together, while it is in the cache; a multiple of the tiles */
-#define TOKENS 192       /* tokens that pass through transformer blocks together, unless a row has more; of whole ROWS */
+#define TOKENS 192       /* tokens that pass through transformer blocks together, unless a row has more: whole ROWS */
 #define NORM_EPS 1e-6f   /* added to a mean square */
 #define WORDS 240        /* words that are encoded together: what their characters add is computed once */
 #define PART (128 << 10) /* bytes of a block that are in the cache beside the next part */
