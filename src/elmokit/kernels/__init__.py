@@ -43,6 +43,7 @@ __all__ = [
     "forced",
     "has_triton",
     "linear",
+    "product",
     "product_dtype",
     "samples_of",
 ]
@@ -91,6 +92,23 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # a single row would be multiplied in another order: a word has the same vector, whatever is encoded with it
     together = rows if len(rows) != 1 else rows.expand(2, -1)
     return cpu.packed_linear(weight).product(together, bias=bias)[: len(rows)]
+
+
+def product(rows: Tensor, weight: Tensor) -> Tensor:
+    """Products of rows with the weights of each direction, in the dtype of products.
+
+    Args:
+        rows: (D, N, K).
+        weight: (D, K, M).
+
+    Returns:
+        (D, N, M).
+    """
+    if rows.is_cuda and torch.is_grad_enabled() and weight.requires_grad:
+        from elmokit.kernels.cuda import products
+
+        return products.product(rows.to(product_dtype(rows)), weight)
+    return torch.bmm(rows, weight)
 
 
 @functools.cache

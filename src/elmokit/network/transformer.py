@@ -94,7 +94,7 @@ class TransformerBlock(nn.Module):
     def product(self, name: str, rows: Tensor) -> Tensor:
         """Multiply the rows of both directions (D, N, K) by a matrix: (D, N, M)."""
         weight: Tensor = getattr(self, name)
-        return torch.bmm(rows, weight)
+        return kernels.product(rows, weight)
 
     def direction(self, d: int) -> Product:
         """The products of one direction, with packed weights, on a CPU and without gradients."""

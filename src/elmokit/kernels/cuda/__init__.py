@@ -8,6 +8,7 @@ steps.py      the Triton kernels of the time loops
 launch.py     buffers and launches
 operators.py  operators for autograd and compilers
 softmax.py    softmax and its gradient, fused
+products.py   products of many rows, with a gradient of the weights that fills a GPU
 blocks.py     the parts of transformer blocks, fused, from attention.py, elementwise.py and their operators
 
 All steps of a layer are one launch, so a step has no launch cost.  In inference the gates are never written to memory.
