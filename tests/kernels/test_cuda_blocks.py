@@ -178,7 +178,7 @@ def test_reading_order_and_back_are_exact_and_so_are_their_gradients(device):
     results = []
     for parts, where in ((blocks, "cpu"), (fused, device)):
         leaf = x.to(where).requires_grad_()
-        rows = parts.to_reading_order(leaf, lengths.to(where))
+        rows = parts.to_reading_order(leaf, lengths.to(where), torch.float32)
         (back,) = parts.to_text_order([rows * 2.0], lengths.to(where), torch.float32)
         assert torch.equal(back.cpu(), 2.0 * x * is_token.transpose(1, 2))
         with torch.no_grad():
@@ -267,7 +267,7 @@ def test_the_compiler_knows_the_shapes_without_running_anything():
         assert ops.gate(x).shape == (2, 3, 5, 4)
         assert ops.gate_backward(ops.gate(x), x).shape == x.shape
         lengths, turns = torch.empty(5, dtype=torch.long), torch.empty(16, 2)
-        assert ops.reading_order(x, lengths).shape == (2, 5, 3, 8)
+        assert ops.reading_order(x, lengths, torch.float32).shape == (2, 5, 3, 8)
         assert ops.text_order(x, lengths, torch.float16).shape == (2, 5, 3, 8)
         qkv, past = torch.empty(2, 15, 24), torch.empty(2, 5, 6, 8)
         mixed, *after, sums = ops.attention(qkv, past, past, lengths, lengths, turns, turns, 2, 7, 3, True)

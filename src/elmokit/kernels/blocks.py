@@ -122,10 +122,10 @@ class Attention:
 # ---- reading order ---------------------------------------------------------------------------------------------------
 
 
-def to_reading_order(x: Tensor, lengths: Tensor) -> Tensor:
-    """(D, T, B, P) -> (D, B, T, P)."""
+def to_reading_order(x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """(D, T, B, P) -> (D, B, T, P) in `dtype`."""
     order = _reading_order(lengths, x.shape[1])
-    return torch.stack([x[0].transpose(0, 1), _reorder(x[1].transpose(0, 1), order)])
+    return torch.stack([x[0].transpose(0, 1), _reorder(x[1].transpose(0, 1), order)]).to(dtype)
 
 
 def to_text_order(layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:

@@ -92,8 +92,8 @@ class BlockParts(Protocol):
     def gate(self, rows: Tensor) -> Tensor:
         """Gates and values (D, N, 2F) -> silu(gate) * value (D, N, F)."""
 
-    def to_reading_order(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(D, T, B, P) -> (D, B, T, P)."""
+    def to_reading_order(self, x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+        """(D, T, B, P) -> (D, B, T, P) in `dtype`."""
 
     def to_text_order(self, layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """(D, B, T, P) each -> (D, T, B, P) each, zero after the end of a row."""

@@ -140,13 +140,15 @@ def run_blocks(
 
     Returns:
         (D, T, B, P) of each of the L+1 layers, the first of which is the input, and the state after the last token of
-        each row, or None.  Vectors after the end of a row are zero, except in layer 0.
+        each row, or None.  Vectors after the end of a row are zero, except in layer 0.  Under autocast layers are in
+        float32; the last one alone is as narrow as the products that read it.
     """
+    dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):  # only products are in half precision, not their sum
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-    x = x if dropout is None else dropout(x)
+        dtype = torch.promote_types(dtype, torch.float32)
+    x = x if dropout is None else dropout(x.to(dtype))
     parts = kernels.block_parts(x)
-    rows = parts.to_reading_order(x, lengths)  # (D, B, T, P)
+    rows = parts.to_reading_order(x, lengths, dtype)  # (D, B, T, P)
     needs_grad = torch.is_grad_enabled() and (
         x.requires_grad or any(weight.requires_grad for block in blocks for weight in block.parameters())
     )
@@ -154,10 +156,10 @@ def run_blocks(
     pytorch = _InPyTorch(parts, sizes, [block.product for block in blocks], dropout, only_top)
     if kernels.choose(x) is not cpu or needs_grad or dropout is not None:
         outputs, after = run(pytorch, rows, state)
-        layers = parts.to_text_order(outputs, lengths, x.dtype)
+        layers = parts.to_text_order(outputs, lengths, outputs[0].dtype if only_top else dtype)
     else:
         layers, after = _run_in_threads(run, pytorch, blocks, rows, state)
-    return layers if only_top else [x, *layers], after
+    return layers if only_top else [x.to(dtype), *layers], after
 
 
 def _run_in_threads(

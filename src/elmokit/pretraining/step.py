@@ -210,8 +210,8 @@ class Learner:
             tokens, lengths, state, dropout=dropout, with_state=state is not None, only_top=True
         )
         losses = []
-        for direction in range(2):
-            hidden, targets = top[direction].flatten(0, 1), batch.targets[direction].flatten()  # (T B, P), (T B,)
+        for direction, vectors in enumerate(top.unbind()):  # not an index, whose gradient is as large as both
+            hidden, targets = vectors.flatten(0, 1), batch.targets[direction].flatten()  # (T B, P), (T B,)
             if negatives is None:
                 losses.append(chunked_softmax_loss(hidden, targets, self.model.output))
             else:

@@ -132,12 +132,12 @@ gate_operator.register_autograd(_differentiate_gate, setup_context=_save_gate)
 # ---- reading order ---------------------------------------------------------------------------------------------------
 
 
-def reading_order(x: Tensor, lengths: Tensor) -> Tensor:
+def reading_order(x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """(D, T, B, P) -> contiguous (D, B, T, P) in the other order, zero after the end of a row."""
     from elmokit.kernels.cuda.elementwise import run_order
 
     d, num_steps, num_rows, width = x.shape
-    ordered = x.new_empty(d, num_rows, num_steps, width)
+    ordered = x.new_empty(d, num_rows, num_steps, width, dtype=dtype)
     run_order(x, lengths, ordered.transpose(1, 2))
     return ordered
 
@@ -146,9 +146,9 @@ reading_order_operator = torch.library.custom_op("elmokit::reading_order", readi
 
 
 @reading_order_operator.register_fake
-def _(x: Tensor, lengths: Tensor) -> Tensor:
+def _(x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     d, num_steps, num_rows, width = x.shape
-    return x.new_empty(d, num_rows, num_steps, width)
+    return x.new_empty(d, num_rows, num_steps, width, dtype=dtype)
 
 
 def text_order(rows: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,12 +175,12 @@ def _save_order(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
-def _differentiate_order(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return torch.ops.elmokit.text_order(grad.contiguous(), *ctx.saved_tensors, ctx.dtype), None
+def _differentiate_order(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.elmokit.text_order(grad.contiguous(), *ctx.saved_tensors, ctx.dtype), None, None
 
 
 def _differentiate_text(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return torch.ops.elmokit.reading_order(grad.contiguous(), *ctx.saved_tensors).to(ctx.dtype), None, None
+    return torch.ops.elmokit.reading_order(grad.contiguous(), *ctx.saved_tensors, ctx.dtype), None, None
 
 
 reading_order_operator.register_autograd(_differentiate_order, setup_context=_save_order)

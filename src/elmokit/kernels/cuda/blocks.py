@@ -102,13 +102,13 @@ class Attention:
         return mixed, kept
 
 
-def to_reading_order(x: Tensor, lengths: Tensor) -> Tensor:
-    """(D, T, B, P) -> (D, B, T, P), zero after the end of a row."""
+def to_reading_order(x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """(D, T, B, P) -> (D, B, T, P) in `dtype`, zero after the end of a row."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     if _needs_operator(x):
-        ordered: Tensor = operators.reading_order_operator(x, lengths)
+        ordered: Tensor = operators.reading_order_operator(x, lengths, dtype)
         return ordered
-    return operators.reading_order(x, lengths)
+    return operators.reading_order(x, lengths, dtype)
 
 
 def to_text_order(layers: Sequence[Tensor], lengths: Tensor, dtype: torch.dtype) -> list[Tensor]:
