@@ -32,11 +32,17 @@ def test_what_needs_no_gradient_gets_none():
     torch.testing.assert_close(grad, weight.detach().sum(2).unsqueeze(1).expand_as(rows))
 
 
-def test_the_parts_fill_the_processors():
-    assert products.num_parts(2, 32768, 256, 256, 132) == 16
-    assert products.num_parts(2, 32768, 256, 768, 132) == 4
-    assert products.num_parts(2, 32768, 256, 3904, 132) == 1
-    assert products.num_parts(2, 32768, 4096, 4096, 132) == 1
+def test_a_gradient_is_divided_where_that_is_faster():
+    for width, columns, parts in [
+        (256, 256, 8),
+        (256, 768, 8),
+        (808, 256, 8),
+        (1952, 256, 4),
+        (256, 1616, 1),
+        (256, 3904, 1),
+        (4096, 4096, 1),
+    ]:
+        assert products.num_parts(2, 32768, width, columns, 132) == parts
     assert products.num_parts(2, 1000, 256, 256, 132) == 1  # too few rows
 
 

@@ -17,6 +17,7 @@ from elmokit.kernels.cuda.tiles import device_of
 
 TILE = 128  # rows and columns of a tile of a gradient
 ROWS_OF_PART = 512  # at least so many
+MOST_PARTS = 8
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
@@ -54,8 +55,16 @@ def weight_gradient(rows: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def num_parts(d: int, num_rows: int, width: int, columns: int, processors: int) -> int:
-    """Number of parts of the rows, a power of two: the tiles of all parts then fill the processors."""
+    """Number of parts of the rows, a power of two, as measured on an H200 with 132 processors and 32,768 rows.
+
+    Eight parts are the fastest for 256 x 256 (24 us, undivided 49), 256 x 768 and 808 x 256, four for 1952 x 256
+    (103 us, undivided 131).  Wide gradients of many tiles, as 256 x 1616 and 256 x 3904, are slower in parts.
+    """
     tiles, parts = d * -(-width // TILE) * -(-columns // TILE), 1
-    while 2 * parts * tiles <= processors and num_rows % (2 * parts) == 0 and num_rows >= 2 * parts * ROWS_OF_PART:
+    if columns > width and 4 * tiles > processors:
+        return 1
+    while parts < MOST_PARTS and parts * tiles <= processors and num_rows % (2 * parts) == 0:
+        if num_rows < 2 * parts * ROWS_OF_PART:
+            break
         parts *= 2
     return parts
