@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from elmokit.datasets import LabelledText, TaggedSentence
 from elmokit.tasks import TASKS, TaskConfig
@@ -101,6 +102,20 @@ def test_batches_that_differ_a_little_have_the_same_rounded_sizes(network_of, na
     other = [examples[1], *examples[1:]]
     assert sizes_of(network.collect(examples)) != sizes_of(network.collect(other))
     assert sizes_of(network.collect(examples, rounded=True)) == sizes_of(network.collect(other, rounded=True))
+
+
+@pytest.mark.parametrize("elmo_at", ["none", "both"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_operations_of_one_batch_compute_the_loss_of_another_of_its_sizes(network_of, name, elmo_at):
+    """As a graph replays them: a value of the first batch that they had kept would show."""
+    network, examples = network_of(name, elmo_at), EXAMPLES[name]
+    first = network.collect(examples, rounded=True)
+    other = network.collect([examples[1], *reversed(examples[1:])], rounded=True)
+    assert sizes_of(first) == sizes_of(other)
+    operations = make_fx(lambda *tensors: network.loss_of(with_tensors(first, tensors)))(*tensors_of(first))
+    loss, expected = operations(*tensors_of(other)), network.loss_of(other)
+    assert abs(expected - network.loss_of(first)) > 1e-7
+    torch.testing.assert_close(loss, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_sizes_are_rounded_to_few_that_are_at_most_a_quarter_larger():
