@@ -213,7 +213,7 @@ def test_the_loss_is_minus_the_log_probability_of_any_gold_span(small):
     expected = []
     with torch.no_grad():
         for example in examples:
-            first, last = network._scores([example], [[(0, len(example.offsets))]])
+            first, last = network._scores(network._collect([example], [[(0, len(example.offsets))]]))
             p, q = first[0].softmax(0), last[0].softmax(0)
             expected.append(-torch.log(sum(p[start] * q[stop - 1] for start, stop in example.spans)))
         assert network.loss(examples).item() == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elmokit.tasks import TASKS, TaskConfig, load_task, train
-from elmokit.tasks.roles import HighwayLSTM, RolePrediction, RoleSentence
+from elmokit.tasks.roles import HighwayLSTM, RolePrediction, RoleSentence, collect_predicates
 from elmokit.tasks.settings import load_recipe
 from elmokit.tasks.tagging import spans_of, to_bio
 
@@ -205,7 +205,7 @@ def test_scores_of_a_sentence_are_the_same_alone_and_in_a_batch(trained):
 
     def emissions(batch):
         embedded = network.inputs([example.tokens for example in batch])
-        scores, mask = network._emissions(embedded, [example.predicates for example in batch])
+        scores, mask = network._emissions(embedded, collect_predicates([example.predicates for example in batch]))
         return [row[live] for row, live in zip(scores, mask, strict=True)]
 
     together = emissions(examples)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from elmokit import ELMo
-from elmokit.tasks.inputs import Inputs
+from elmokit.tasks.batches import on_device
+from elmokit.tasks.inputs import Inputs, spell
 from elmokit.tasks.vectors import FrozenLayers, load_static
 from elmokit.text import Tokenizer
 
@@ -76,15 +77,15 @@ def test_the_character_vector_is_a_convolution_and_its_maximum():
     weight, bias = characters.convolution.weight, characters.convolution.bias
     windows = [torch.einsum("wd,odw->o", x[start : start + 3], weight) + bias for start in (0, 1)]
     expected = torch.relu(torch.stack(windows)).amax(0)
-    torch.testing.assert_close(characters([word, "x" * 80])[0], expected)
+    torch.testing.assert_close(characters(spell([word, "x" * 80]))[0], expected)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_dropout_of_the_mixes_is_that_of_elmo(tiny_elmo, tmp_path, frozen):
     elmo = ELMo.from_pretrained(tiny_elmo, num_mixes=2, dropout=0.25, freeze=frozen)
     inputs = make_inputs(elmo=FrozenLayers(elmo, tmp_path) if frozen else elmo, dropout=0.0).train()
-    tokens = inputs.tokens([["Rome", "is", "far"]] * 40)
-    for mix in (tokens.x[:, 8:], tokens.output):
+    embedded = inputs([["Rome", "is", "far"]] * 40)
+    for mix in (embedded.x[..., 8:], embedded.output):
         assert (mix == 0).float().mean().item() == pytest.approx(0.25, abs=0.04)
 
 
@@ -92,7 +93,7 @@ def test_gradients_reach_the_mixes_and_a_bilm_only_where_it_is_not_frozen(tiny_e
     for frozen in (True, False):
         elmo = ELMo.from_pretrained(tiny_elmo, freeze=frozen)
         inputs = make_inputs(elmo=FrozenLayers(elmo, tmp_path) if frozen else elmo)
-        (inputs.tokens([["Rome", "again"]]).x.sum() + inputs.mix_l2()).backward()
+        (inputs([["Rome", "again"]]).x.sum() + inputs.mix_l2()).backward()
         assert elmo.mixes[0].weights.grad.any()
         assert all((parameter.grad is None) == frozen for parameter in elmo.bilm.parameters())
 
@@ -112,5 +113,24 @@ def test_a_chinese_word_is_one_token_as_in_embed(tiny_elmo, tmp_path):
     expected = np.concatenate([vectors.mean(axis=0) for vectors in elmo.embed(sentences[:2], layers="all")])
     for source in (FrozenLayers(elmo, tmp_path), elmo):
         with torch.no_grad():
-            embedded = make_inputs(elmo=source, word_dim=0, char_dim=0).tokens(sentences).x
-        np.testing.assert_allclose(embedded, expected, atol=2e-3)
+            embedded = make_inputs(elmo=source, word_dim=0, char_dim=0)(sentences)
+        np.testing.assert_allclose(embedded.x[embedded.mask], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_row_may_be_a_part_of_a_sentence_or_several_sentences(tiny_elmo, tmp_path, frozen):
+    elmo = ELMo.from_pretrained(tiny_elmo, num_mixes=2)
+    elmo.tokenizer = Tokenizer("han")  # some words are several units
+    inputs = make_inputs(elmo=FrozenLayers(elmo, tmp_path) if frozen else elmo)
+    sentences = [["我", "去", "银行"], [], ["取钱吧", "走"], ["oslo"]]
+    spans = [(0, 3), (1, 5), (5, 5), (4, 6)]
+    with torch.no_grad():
+        apart = inputs(sentences)
+        x, output = apart.x[apart.mask], apart.output[apart.mask]
+        for rounded in (False, frozen):
+            rows = inputs.embed(on_device(inputs.collect(sentences, spans, rounded=rounded), inputs.device))
+            assert rows.mask.sum(dim=1).tolist() == [end - start for start, end in spans]
+            for row, (start, end) in enumerate(spans):
+                torch.testing.assert_close(rows.x[row, : end - start], x[start:end])
+                torch.testing.assert_close(rows.output[row, : end - start], output[start:end])
+                assert not rows.x[row, end - start :].any()

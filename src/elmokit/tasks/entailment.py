@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import read_entailment
-from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Inputs
+from elmokit.tasks.batches import on_device
+from elmokit.tasks.inputs import Collected, Embedded, Inputs
 from elmokit.tasks.layers import BiLSTM, LockedDropout, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.texts import read_tokens
@@ -33,6 +33,16 @@ class TokenPair:
     premise: list[str]
     hypothesis: list[str]
     label: str
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """What the host collects of B pairs to train on."""
+
+    sentences: Collected
+    """2B rows: all premises, then all hypotheses."""
+    labels: Tensor
+    """(B,): the indices of the labels."""
 
 
 class ESIM(nn.Module):
@@ -64,9 +74,8 @@ class ESIM(nn.Module):
             nn.Linear(hidden_dim, len(self.labels)),
         )
 
-    def _logits(self, pairs: Sequence[TokenPair]) -> Tensor:
-        both = self.inputs([pair.premise for pair in pairs] + [pair.hypothesis for pair in pairs])  # premises first
-        mask, half = both.mask, len(pairs)
+    def _logits(self, both: Embedded) -> Tensor:
+        mask, half = both.mask, len(both.mask) // 2
         encoded = torch.cat([self.encoder(both.x, mask), both.output], dim=-1)  # (2B, T, E)
         other, other_mask = encoded.roll(half, dims=0), mask.roll(half, dims=0)  # each row's partner
         weights = masked_softmax(encoded @ other.transpose(1, 2), other_mask.unsqueeze(1))  # (2B, T, T)
@@ -80,13 +89,26 @@ class ESIM(nn.Module):
 
     def loss(self, examples: Sequence[TokenPair]) -> Tensor:
         """The mean cross-entropy."""
-        logits = self._logits(examples)
-        targets = torch.tensor([self.rows[example.label] for example in examples])
-        return nn.functional.cross_entropy(logits, to_device(targets, logits.device))
+        return self.loss_of(on_device(self.collect(examples), self.inputs.device))
+
+    def collect(self, examples: Sequence[TokenPair], *, rounded: bool = False) -> PairBatch:
+        """See `HasBatches`."""
+        sentences = self.inputs.collect(_both(examples), rounded=rounded)
+        return PairBatch(sentences, torch.tensor([self.rows[example.label] for example in examples]))
+
+    def loss_of(self, batch: PairBatch) -> Tensor:
+        """See `HasBatches`."""
+        return nn.functional.cross_entropy(self._logits(self.inputs.embed(batch.sentences)), batch.labels)
 
     def predict(self, examples: Sequence[TokenPair]) -> list[dict[str, float]]:
         """The probability of each label."""
-        return [dict(zip(self.labels, row, strict=True)) for row in self._logits(examples).softmax(dim=-1).tolist()]
+        logits = self._logits(self.inputs(_both(examples)))
+        return [dict(zip(self.labels, row, strict=True)) for row in logits.softmax(dim=-1).tolist()]
+
+
+def _both(pairs: Sequence[TokenPair]) -> list[list[str]]:
+    """All premises, then all hypotheses."""
+    return [pair.premise for pair in pairs] + [pair.hypothesis for pair in pairs]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ folder, and the dev scores. Both methods write checkpoints, and resume from the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 from elmokit.model import ELMo
 from elmokit.network import to_host
 from elmokit.storage.snapshots import Snapshot, Snapshots
+from elmokit.tasks.recorder import Recorder
 from elmokit.tasks.settings import TaskConfig
-from elmokit.tasks.task import HasLoss, HasSums
+from elmokit.tasks.task import HasBatches, HasLoss, HasSums
 from elmokit.tasks.trained import (
     BILM_FOLDER,
     BILM_PREFIX,
@@ -139,6 +141,7 @@ class Epochs:
                     list(sentences), lambda done, total: self.learning.report(Progress("vectors", done, total))
                 )
         self.optimizer = _optimizer(self.config, self.module)
+        self.recorder = self._make_recorder()
         self.epoch, self.best_epoch, self.best, self.metrics_size = 0, 0, dict[str, float](), 0
 
     @property
@@ -146,6 +149,15 @@ class Epochs:
         """The network as an `nn.Module`."""
         assert isinstance(self.trained.network, nn.Module)
         return self.trained.network
+
+    def _make_recorder(self) -> Recorder | None:
+        """What records the updates; None where there is no GPU, or the network or a trained biLM needs the host."""
+        network, inputs = self.trained.network, self.trained.network.inputs
+        if inputs.device.type != "cuda" or not isinstance(network, HasBatches):
+            return None
+        if inputs.elmo is not None and inputs.frozen is None:
+            return None
+        return Recorder(inputs.device, lambda batch: self._backward(network.loss_of(batch)))
 
     def train(self) -> None:
         """Train until the last epoch, or until the dev score no longer improves; leaves the best weights."""
@@ -178,28 +190,37 @@ class Epochs:
         """Update the weights on each batch, and return the mean loss."""
         self.module.train()
         total = 0.0
-        for number, read_loss in enumerate(_one_behind(map(self._step, batches)), start=1):
-            loss = float(read_loss())
-            total += loss
-            if not math.isfinite(total):
-                where = f"batch {number} of epoch {self.epoch}"
-                raise ValueError(f"{self.out}: the loss of {where} is {loss}: lower learning_rate")
-            if number < len(batches):
-                self.learning.report(Progress("epoch", number, len(batches), self.epoch, total / number))
+        with contextlib.nullcontext() if self.recorder is None else self.recorder.stream():
+            for number, read_loss in enumerate(_one_behind(map(self._step, batches)), start=1):
+                loss = float(read_loss())
+                total += loss
+                if not math.isfinite(total):
+                    where = f"batch {number} of epoch {self.epoch}"
+                    raise ValueError(f"{self.out}: the loss of {where} is {loss}: lower learning_rate")
+                if number < len(batches):
+                    self.learning.report(Progress("epoch", number, len(batches), self.epoch, total / number))
         return total / len(batches)
 
     def _step(self, batch: Sequence[Any]) -> Callable[[], Tensor]:
         """Update the weights on a batch, and return a function that waits for its loss."""
-        config, network = self.config, self.trained.network
-        assert isinstance(network, HasLoss)
-        loss = network.loss(batch)
-        if config.mix_l2:
-            loss = loss + config.mix_l2 * network.inputs.mix_l2()
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm)
+        network = self.trained.network
+        if self.recorder is not None:
+            assert isinstance(network, HasBatches)
+            loss = self.recorder.run(network.collect(batch, rounded=True))
+        else:
+            assert isinstance(network, HasLoss)
+            loss = self._backward(network.loss(batch))
+        nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip_norm)
         self.optimizer.step()
-        return to_host(loss.detach())
+        return to_host(loss)
+
+    def _backward(self, loss: Tensor) -> Tensor:
+        """Compute the gradients of a batch from its loss, and return the loss with the regularization."""
+        if self.config.mix_l2:
+            loss = loss + self.config.mix_l2 * self.trained.network.inputs.mix_l2()
+        self.optimizer.zero_grad(set_to_none=self.recorder is None)  # graphs write them to the same place
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     # ---- stop and resume ----
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import read_squad
-from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Embedded, Inputs, lay_out
+from elmokit.tasks.batches import on_device, round_up
+from elmokit.tasks.inputs import Collected, Inputs
 from elmokit.tasks.layers import NEVER, BiLSTM, LockedDropout, masked_softmax
 from elmokit.tasks.settings import TaskConfig
 from elmokit.text import TREEBANK, Tokenizer
@@ -67,6 +67,25 @@ class FoundAnswer:
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What the host collects of B questions and of the W windows of their contexts."""
+
+    windows: Collected
+    questions: Collected
+    question: Tensor
+    """(W,): the question of a window."""
+
+
+@dataclass(frozen=True)
+class QuestionBatch:
+    """What the host collects of B questions to train on, with one window each."""
+
+    texts: Texts
+    answers: Tensor
+    """(B, A, 2): the first and the last token of each answer in its window; -1 where there are fewer."""
+
+
 class AttentionFlow(nn.Module):
     """Context and question -> mutual attention -> attention of the context on itself -> first and last token.
 
@@ -89,15 +108,26 @@ class AttentionFlow(nn.Module):
         self.last_rnn, self.last = BiLSTM(2 * width, hidden_dim, dropout=dropout), nn.Linear(width, 1)
         self.dropout = LockedDropout(dropout)
 
-    def _scores(self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans]) -> tuple[Tensor, Tensor]:
+    def _collect(
+        self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans], *, rounded: bool = False
+    ) -> Texts:
+        """Collect questions, and windows of each context: the sentences joined again, one row per window."""
+        sentences = list(chain.from_iterable(example.sentences for example in examples))
+        firsts = accumulate((len(example.offsets) for example in examples[:-1]), initial=0)  # in all tokens
+        spans = [(first + begin, first + end) for first, own in zip(firsts, windows, strict=True) for begin, end in own]
+        return Texts(
+            windows=self.inputs.collect(sentences, spans, rounded=rounded),
+            questions=self.inputs.collect([example.question_tokens for example in examples], rounded=rounded),
+            question=torch.tensor([row for row, own in enumerate(windows) for _ in own]),
+        )
+
+    def _scores(self, texts: Texts) -> tuple[Tensor, Tensor]:
         """Two (W, T): the score of each token of each window as the first of the answer, and as the last."""
-        context = self._embed_windows(examples, windows)
-        question = self.inputs([example.question_tokens for example in examples])
+        context, question = self.inputs.embed(texts.windows), self.inputs.embed(texts.questions)
         mask = context.mask  # (W, T)
         c = torch.cat([self.encoder(context.x, mask), context.output], dim=-1)  # (W, T, E)
         q = torch.cat([self.encoder(question.x, question.mask), question.output], dim=-1)  # (B, Q, E)
-        rows = to_device(torch.tensor([row for row, own in enumerate(windows) for _ in own]), mask.device)
-        q, q_mask = q[rows], question.mask[rows]  # (W, Q, E), (W, Q)
+        q, q_mask = q[texts.question], question.mask[texts.question]  # (W, Q, E), (W, Q)
 
         similar = self.flow(c, q)  # (W, T, Q)
         asked = masked_softmax(similar, q_mask.unsqueeze(1)) @ q  # (W, T, E)
@@ -118,39 +148,34 @@ class AttentionFlow(nn.Module):
             self.last(last).squeeze(-1).masked_fill(~mask, NEVER),
         )
 
-    def _embed_windows(self, examples: Sequence[TokenizedQuestion], windows: Sequence[Spans]) -> Embedded:
-        """The sentences of each context joined again: one row per window."""
-        sentences = list(chain.from_iterable(example.sentences for example in examples))
-        tokens = self.inputs.tokens(sentences)  # of all contexts, one after the other
-        firsts = accumulate((len(example.offsets) for example in examples[:-1]), initial=0)
-        bounds = torch.tensor(
-            [(first + begin, first + end) for first, own in zip(firsts, windows, strict=True) for begin, end in own]
-        )
-        num_tokens = bounds[:, 1] - bounds[:, 0]
-        steps = torch.arange(max(1, int(num_tokens.max())))
-        mask = steps < num_tokens.unsqueeze(1)  # (W, T)
-        places = to_device((bounds[:, :1] + steps)[mask], self.inputs.device)
-        x, output = (lay_out(vectors.index_select(0, places), mask) for vectors in (tokens.x, tokens.output))
-        return Embedded(x, to_device(mask, self.inputs.device), output)
-
     def loss(self, examples: Sequence[TokenizedQuestion]) -> Tensor:
         """The mean negative log-probability of the gold answers together."""
+        return self.loss_of(on_device(self.collect(examples), self.inputs.device))
+
+    def collect(self, examples: Sequence[TokenizedQuestion], *, rounded: bool = False) -> QuestionBatch:
+        """See `HasBatches`."""
         windows = [_training_window(example) for example in examples]
-        first, last = self._scores(examples, [[window] for window in windows])
+        texts = self._collect(examples, [[window] for window in windows], rounded=rounded)
         golds = [
             [(start - begin, min(stop, end) - 1 - begin) for start, stop in example.spans if begin <= start < end]
             for example, (begin, end) in zip(examples, windows, strict=True)
         ]
         most = max(map(len, golds))
-        spans = to_device(torch.tensor([gold + [(-1, -1)] * (most - len(gold)) for gold in golds]), first.device)
-        firsts, lasts = spans.clamp(min=0).unbind(dim=2)  # (B, answers) each
+        if rounded:
+            most = round_up(most, 4)
+        return QuestionBatch(texts, torch.tensor([gold + [(-1, -1)] * (most - len(gold)) for gold in golds]))
+
+    def loss_of(self, batch: QuestionBatch) -> Tensor:
+        """See `HasBatches`."""
+        first, last = self._scores(batch.texts)
+        firsts, lasts = batch.answers.clamp(min=0).unbind(dim=2)  # (B, A) each
         likelihoods = first.log_softmax(dim=1).gather(1, firsts) + last.log_softmax(dim=1).gather(1, lasts)
-        return -likelihoods.masked_fill(spans[:, :, 0] < 0, NEVER).logsumexp(dim=1).mean()
+        return -likelihoods.masked_fill(batch.answers[:, :, 0] < 0, NEVER).logsumexp(dim=1).mean()
 
     def predict(self, examples: Sequence[TokenizedQuestion]) -> list[FoundAnswer]:
         """The best answer to each question."""
         windows = [_windows(len(example.offsets)) for example in examples]
-        first, last = self._scores(examples, windows)
+        first, last = self._scores(on_device(self._collect(examples, windows), self.inputs.device))
         best = best_spans(first, last)
         probabilities = (best.score - first.logsumexp(dim=1) - last.logsumexp(dim=1)).exp()
         rows = zip(*(t.tolist() for t in (best.score, best.first, best.last, probabilities)), strict=True)

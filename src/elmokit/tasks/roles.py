@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import read_conll2012
-from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Embedded, Inputs
+from elmokit.tasks.batches import fill_up, on_device, round_up
+from elmokit.tasks.inputs import Collected, Embedded, Inputs
 from elmokit.tasks.layers import CRF, BiLSTM, LockedDropout, bio_rules
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.tagging import NO_TAG, spans_of, tag_rows
@@ -53,6 +54,28 @@ class RolePrediction:
     """For each of them one B-/I-/O tag per token."""
     found: list[int]
     """The predicates that the tagger finds, in any case."""
+
+
+@dataclass(frozen=True)
+class Predicates:
+    """N predicates of sentences."""
+
+    sentence: Tensor
+    """(N,): the index of its sentence."""
+    place: Tensor
+    """(N,): the index of its token; -1 at rows that only fill up."""
+
+
+@dataclass(frozen=True)
+class RoleBatch:
+    """What the host collects of B sentences to train on."""
+
+    sentences: Collected
+    predicates: Predicates
+    tags: Tensor
+    """(N, T): the indices of the tags, NO_TAG at padding."""
+    is_predicate: Tensor
+    """(B, T): 1 at predicates, 0 elsewhere."""
 
 
 class HighwayLSTM(nn.Module):
@@ -132,36 +155,44 @@ class RoleTagger(nn.Module):
         odds: Tensor = self.is_predicate(encoded).squeeze(-1)
         return odds
 
-    def _emissions(self, embedded: Embedded, predicates: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """A score for each tag (N, T, K) and the mask (N, T), one row per predicate of the sentences."""
-        device = self.inputs.device
-        sentence = torch.tensor([row for row, places in enumerate(predicates) for _ in places], dtype=torch.long)
-        place = torch.tensor([place for places in predicates for place in places], dtype=torch.long)
+    def _emissions(self, embedded: Embedded, predicates: Predicates) -> tuple[Tensor, Tensor]:
+        """A score for each tag (N, T, K) and the mask (N, T), one row per predicate."""
+        sentence, place = predicates.sentence, predicates.place.unsqueeze(1)
         if not len(place):  # torch's LSTM wants at least one row
             return embedded.x.new_zeros(0, embedded.mask.shape[1], len(self.tags)), embedded.mask[:0]
-        sentence, place = to_device(sentence, device), to_device(place, device)
-        mask = embedded.mask[sentence]
-        marks = nn.functional.one_hot(place, mask.shape[1])  # (N, T)
-        x = torch.cat([embedded.x[sentence], self.indicator(marks)], dim=-1)
+        mask = embedded.mask[sentence] & (place >= 0)
+        marks = torch.arange(mask.shape[1], device=mask.device) == place  # (N, T)
+        x = torch.cat([embedded.x[sentence], self.indicator(marks.long())], dim=-1)
         encoded = torch.cat([self.rnn(x, mask), embedded.output[sentence]], dim=-1)
         return self.scores(encoded), mask
 
     def loss(self, examples: Sequence[RoleSentence]) -> Tensor:
         """The mean cross-entropy of the tags, plus that of the predicates."""
-        embedded = self.inputs([example.tokens for example in examples])
-        predicates = [example.predicates or [] for example in examples]
-        emissions, mask = self._emissions(embedded, predicates)
-        targets = tag_rows(self.rows, [tags for example in examples for tags in example.tags], mask.shape[1])
-        targets = to_device(targets, emissions.device)
+        return self.loss_of(on_device(self.collect(examples), self.inputs.device))
+
+    def collect(self, examples: Sequence[RoleSentence], *, rounded: bool = False) -> RoleBatch:
+        """See `HasBatches`."""
+        sentences = self.inputs.collect([example.tokens for example in examples], rounded=rounded)
+        predicates = collect_predicates([example.predicates or [] for example in examples])
+        tags = tag_rows(self.rows, [own for example in examples for own in example.tags], sentences.mask.shape[1])
+        is_predicate = torch.zeros(sentences.mask.shape)
+        is_predicate[predicates.sentence, predicates.place] = 1
+        if rounded:
+            size = round_up(len(tags), 32)
+            predicates = Predicates(fill_up(predicates.sentence, size), fill_up(predicates.place, size, -1))
+            tags = fill_up(tags, size, NO_TAG)
+        return RoleBatch(sentences, predicates, tags, is_predicate)
+
+    def loss_of(self, batch: RoleBatch) -> Tensor:
+        """See `HasBatches`."""
+        embedded = self.inputs.embed(batch.sentences)
+        emissions, mask = self._emissions(embedded, batch.predicates)
         tag_loss = nn.functional.cross_entropy(
-            emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG, reduction="sum"
+            emissions.flatten(0, 1), batch.tags.flatten(), ignore_index=NO_TAG, reduction="sum"
         )
-        is_predicate = torch.zeros(embedded.mask.shape)
-        marks = [(row, place) for row, places in enumerate(predicates) for place in places]
-        if marks:
-            is_predicate[torch.tensor(marks).unbind(dim=1)] = 1
+        odds = self._find(embedded)
         predicate_loss = nn.functional.binary_cross_entropy_with_logits(
-            self._find(embedded), to_device(is_predicate, emissions.device), weight=embedded.mask, reduction="sum"
+            odds, batch.is_predicate.to(odds.dtype), weight=embedded.mask, reduction="sum"
         )
         loss: Tensor = tag_loss / mask.sum().clamp(min=1) + predicate_loss / embedded.mask.sum().clamp(min=1)
         return loss
@@ -175,12 +206,24 @@ class RoleTagger(nn.Module):
             example.predicates if example.predicates is not None else places
             for example, places in zip(examples, found, strict=True)
         ]
-        emissions, mask = self._emissions(embedded, predicates)
+        emissions, mask = self._emissions(embedded, on_device(collect_predicates(predicates), self.inputs.device))
         decoded = iter(self.decoder.decode(emissions, mask))
         return [
             RolePrediction(places, [[self.tags[number] for number in next(decoded)] for _ in places], seen)
             for places, seen in zip(predicates, found, strict=True)
         ]
+
+
+def collect_predicates(places: Sequence[Sequence[int]]) -> Predicates:
+    """The predicates of sentences, on the host.
+
+    Args:
+        places: For each sentence the indices of its predicates in its tokens.
+    """
+    return Predicates(
+        torch.tensor([sentence for sentence, own in enumerate(places) for _ in own], dtype=torch.long),
+        torch.tensor(list(chain.from_iterable(places)), dtype=torch.long),
+    )
 
 
 @dataclass(frozen=True)

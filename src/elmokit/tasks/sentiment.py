@@ -15,15 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import LabelledText, read_labelled_tsv, read_sst_trees
-from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Inputs
+from elmokit.tasks.batches import on_device
+from elmokit.tasks.inputs import Collected, Embedded, Inputs
 from elmokit.tasks.layers import AttentionPool, BiLSTM, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.texts import read_tokens
 from elmokit.text import TREEBANK, Tokenizer
 
 MAXOUT_PIECES = 4
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """What the host collects of B sentences to train on."""
+
+    sentences: Collected
+    labels: Tensor
+    """(B,): the indices of the labels."""
 
 
 class BiattentiveClassifier(nn.Module):
@@ -54,8 +63,7 @@ class BiattentiveClassifier(nn.Module):
         )
         self.scores = nn.Linear(hidden_dim // 2 + 1, len(self.labels))
 
-    def _logits(self, examples: Sequence[LabelledText]) -> Tensor:
-        embedded = self.inputs([example.tokens for example in examples])
+    def _logits(self, embedded: Embedded) -> Tensor:
         mask = embedded.mask
         encoded = self.encoder(self.project(embedded.x), mask)  # (B, T, 2H)
         weights = masked_softmax(encoded @ encoded.transpose(1, 2), mask.unsqueeze(1))  # (B, T, T)
@@ -71,13 +79,21 @@ class BiattentiveClassifier(nn.Module):
 
     def loss(self, examples: Sequence[LabelledText]) -> Tensor:
         """The mean cross-entropy."""
-        logits = self._logits(examples)
-        targets = torch.tensor([self.rows[example.label] for example in examples])
-        return nn.functional.cross_entropy(logits, to_device(targets, logits.device))
+        return self.loss_of(on_device(self.collect(examples), self.inputs.device))
+
+    def collect(self, examples: Sequence[LabelledText], *, rounded: bool = False) -> LabelledBatch:
+        """See `HasBatches`."""
+        sentences = self.inputs.collect([example.tokens for example in examples], rounded=rounded)
+        return LabelledBatch(sentences, torch.tensor([self.rows[example.label] for example in examples]))
+
+    def loss_of(self, batch: LabelledBatch) -> Tensor:
+        """See `HasBatches`."""
+        return nn.functional.cross_entropy(self._logits(self.inputs.embed(batch.sentences)), batch.labels)
 
     def predict(self, examples: Sequence[LabelledText]) -> list[dict[str, float]]:
         """The probability of each label."""
-        return [dict(zip(self.labels, row, strict=True)) for row in self._logits(examples).softmax(dim=-1).tolist()]
+        logits = self._logits(self.inputs([example.tokens for example in examples]))
+        return [dict(zip(self.labels, row, strict=True)) for row in logits.softmax(dim=-1).tolist()]
 
 
 class Maxout(nn.Module):

@@ -15,15 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.datasets import TaggedSentence, read_conll2000, read_conllu, read_entities
-from elmokit.network import to_device
 from elmokit.tasks import metrics
-from elmokit.tasks.inputs import Embedded, Inputs
+from elmokit.tasks.batches import on_device
+from elmokit.tasks.inputs import Collected, Embedded, Inputs
 from elmokit.tasks.layers import CRF, BiLSTM, bio_rules
 from elmokit.tasks.settings import TaskConfig
 from elmokit.tasks.texts import read_tokens
 from elmokit.text import TREEBANK, Tokenizer
 
 NO_TAG = -100  # the target of padding
+
+
+@dataclass(frozen=True)
+class TaggedBatch:
+    """What the host collects of B sentences to train on."""
+
+    sentences: Collected
+    tags: Tensor
+    """(B, T): the indices of the tags, NO_TAG at padding."""
 
 
 class Tagger(nn.Module):
@@ -51,23 +60,33 @@ class Tagger(nn.Module):
             allowed, allowed_first = bio_rules(self.tags)
             self.crf = CRF(len(self.tags), allowed=allowed, allowed_first=allowed_first)
 
-    def _emissions(self, examples: Sequence[TaggedSentence]) -> tuple[Tensor, Embedded]:
-        embedded = self.inputs([example.tokens for example in examples])
+    def _emissions(self, embedded: Embedded) -> Tensor:
         encoded = self.rnn(embedded.x, embedded.mask)
-        return self.scores(torch.cat([encoded, embedded.output], dim=-1)), embedded  # (B, T, K)
+        emissions: Tensor = self.scores(torch.cat([encoded, embedded.output], dim=-1))  # (B, T, K)
+        return emissions
 
     def loss(self, examples: Sequence[TaggedSentence]) -> Tensor:
         """The mean negative log-likelihood of the tags: per sentence with a CRF, per token without."""
-        emissions, embedded = self._emissions(examples)
-        targets = tag_rows(self.rows, [example.tags for example in examples], emissions.shape[1])
-        targets = to_device(targets, emissions.device)
+        return self.loss_of(on_device(self.collect(examples), self.inputs.device))
+
+    def collect(self, examples: Sequence[TaggedSentence], *, rounded: bool = False) -> TaggedBatch:
+        """See `HasBatches`."""
+        sentences = self.inputs.collect([example.tokens for example in examples], rounded=rounded)
+        tags = [example.tags for example in examples]
+        return TaggedBatch(sentences, tag_rows(self.rows, tags, sentences.mask.shape[1]))
+
+    def loss_of(self, batch: TaggedBatch) -> Tensor:
+        """See `HasBatches`."""
+        embedded = self.inputs.embed(batch.sentences)
+        emissions = self._emissions(embedded)
         if self.crf is None:
-            return nn.functional.cross_entropy(emissions.flatten(0, 1), targets.flatten(), ignore_index=NO_TAG)
-        return -self.crf.log_likelihood(emissions, targets.clamp(min=0), embedded.mask).mean()
+            return nn.functional.cross_entropy(emissions.flatten(0, 1), batch.tags.flatten(), ignore_index=NO_TAG)
+        return -self.crf.log_likelihood(emissions, batch.tags.clamp(min=0), embedded.mask).mean()
 
     def predict(self, examples: Sequence[TaggedSentence]) -> list[list[str]]:
         """The tags of each sentence."""
-        emissions, embedded = self._emissions(examples)
+        embedded = self.inputs([example.tokens for example in examples])
+        emissions = self._emissions(embedded)
         if self.crf is not None:
             rows = self.crf.decode(emissions, embedded.mask)
         else:

@@ -46,6 +46,34 @@ class HasLoss(Protocol):
 
 
 @runtime_checkable
+class HasBatches(HasLoss, Protocol):
+    """A network whose loss is `loss_of(collect(examples))`, by operations that do not depend on a value.
+
+    On a GPU, with a frozen biLM, the trainer records its updates as CUDA graphs, one for each size of a batch.
+    """
+
+    def collect(self, examples: Sequence[Any], *, rounded: bool = False) -> Any:
+        """Collect all that the loss depends on.
+
+        Args:
+            examples: A batch.
+            rounded: Round sizes up, so that few different ones occur. What fills up does not change the loss.
+
+        Returns:
+            A dataclass of tensors on the host, as `elmokit.tasks.batches` describes it.
+        """
+        ...
+
+    def loss_of(self, batch: Any) -> Tensor:
+        """The mean loss of a batch, a scalar.
+
+        Args:
+            batch: What `collect` returned, on the device. Nothing else of the host is read, and nothing is waited for.
+        """
+        ...
+
+
+@runtime_checkable
 class HasSums(Protocol):
     """A network whose weights come from a sum over all training examples: there are no gradients and no epochs."""
 

@@ -223,23 +223,32 @@ class FrozenLayers:
                 raise ValueError("the vectors of this biLM are too large for float16: set tune, which stores none")
         return arrays
 
-    def tokens(self, sentences: Sequence[Sequence[str]]) -> torch.Tensor:
+    def tokens(
+        self, sentences: Sequence[Sequence[str]], chosen: Sequence[int] | None = None, size: int | None = None
+    ) -> torch.Tensor:
         """The layers of N tokens, without padding.
 
         Args:
-            sentences: Token lists with N tokens in all. Those that were not prepared are computed, and rounded as those
-                on disk are.
+            sentences: Token lists. Those that were not prepared are computed, and rounded as those on disk are.
+            chosen: The N tokens, as indices in the tokens of all sentences; None: all of them.
+            size: N, or a larger number: zeros are then appended.
 
         Returns:
-            (L+1, N, 2P), float16: one sentence after the other.
+            (L+1, size, 2P), float16, in the order of `chosen`.
         """
-        parts = [np.zeros((self.elmo.num_layers, 0, self.elmo.dim), dtype=np.float16)]
         not_empty = [tokens for tokens in sentences if tokens]
         stored = [self._stored.get(tuple(tokens)) for tokens in not_empty]
         new = [tokens for tokens, layers in zip(not_empty, stored, strict=True) if layers is None]
         computed = iter(self._embed(new) if new else [])
-        parts += [next(computed) if layers is None else layers for layers in stored]
-        return torch.from_numpy(np.concatenate(parts, axis=1))
+        parts = [next(computed) if layers is None else layers for layers in stored]
+        num_tokens = sum(map(len, not_empty))
+        if chosen is not None and list(chosen) != list(range(num_tokens)):
+            parts = [np.concatenate(parts, axis=1)[:, chosen]] if len(chosen) else []
+            num_tokens = len(chosen)
+        layers = np.zeros((self.elmo.num_layers, size or num_tokens, self.elmo.dim), dtype=np.float16)
+        if parts:
+            np.concatenate(parts, axis=1, out=layers[:, :num_tokens])
+        return torch.from_numpy(layers)
 
 
 def _is_complete(path: Path, size: int) -> bool:
