@@ -34,7 +34,7 @@ from elmokit.arguments import (
     describe,
 )
 from elmokit.config import BiLMConfig
-from elmokit.files import sha256_of_json
+from elmokit.files import check_new_folder, sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.rows import arrays_of, tensors_of
 from elmokit.inference.runner import Runner, Sentence, StateRule
@@ -309,7 +309,7 @@ class ELMo(nn.Module):
             dtype: How the weights are stored, by default as the model holds them; "float16" takes half the space of
                 float32 and "int8" a quarter. Any folder loads as float32.
         """
-        check_path("folder", folder)
+        check_new_folder(Path(check_path("folder", folder)))
         check_choice("dtype", dtype, (None, *get_args(model_folder.Storage)))
         self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
@@ -334,6 +334,7 @@ class ELMo(nn.Module):
 
         self._refuse_int8()
         folder = Path(check_path("folder", folder))
+        check_new_folder(folder)
         write_official(self.config, self.bilm.state_dict(), folder)
         if self.output_layer is not None:
             write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")

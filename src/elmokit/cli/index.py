@@ -70,9 +70,11 @@ def build(
     same command resumes it.
     """
     from elmokit.corpus.sources import find_files
+    from elmokit.files import check_new_folder
     from elmokit.index import SETTINGS_FILE, WordIndex
     from elmokit.inference.views import check_layers
 
+    check_new_folder(folder)
     files = find_files(list(corpus))
     skipped = [] if skip_words is None else _read_words(skip_words)
     store = WordIndex.open(folder) if (folder / SETTINGS_FILE).exists() else None
