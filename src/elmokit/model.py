@@ -45,7 +45,7 @@ from elmokit.inference.vectors import Floats, check_vectors
 from elmokit.inference.views import Layers, Reading, View, default_layers, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, parameters_of, to_device
 from elmokit.network.int8 import quantized
-from elmokit.progress import OnProgress, reporting
+from elmokit.progress import OnProgress, format_count, reporting
 from elmokit.storage import folder as model_folder
 from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
@@ -357,12 +357,13 @@ class ELMo(nn.Module):
 
     def _card(self) -> str:
         config = self.config
-        size = f"{config.num_layers} layers of {config.cell_dim} cells, projection {config.projection_dim}"
+        size = f"{format_count(config.num_layers, 'layer')} of {config.cell_dim} cells"
         if config.architecture == "transformer":
-            size = f"{config.num_layers} transformer blocks, projection {config.projection_dim}"
+            size = format_count(config.num_layers, "transformer block")
         count = sum(p.numel() for p in self.bilm.parameters())
         return (
-            f"# A biLM over {self.word_ids.describe()}\n\n{size}; {count:,} parameters.\n\n"
+            f"# A biLM over {self.word_ids.describe()}\n\n"
+            f"{size}, projection {config.projection_dim}; {count:,} parameters.\n\n"
             '```python\nfrom elmokit import ELMo\n\nmodel = ELMo.from_pretrained("this folder")\n```\n'
         )
 
@@ -777,7 +778,8 @@ class ELMo(nn.Module):
             check_instance(f"occurrences[{number}]", one, Occurrence, "an Occurrence")
         vectors = check_vectors("vectors", vectors, self.dim)
         if len(uses) != len(vectors):
-            raise ValueError(f"{len(uses)} occurrences came with {len(vectors)} vectors: pass one vector for each")
+            counts = f"{format_count(len(uses), 'occurrence')} came with {format_count(len(vectors), 'vector')}"
+            raise ValueError(f"{counts}: pass one vector for each")
         label = None
         if self.output_layer is not None and self.vocabulary is not None:
             label = SenseLabels(self._scorer(), self.tokenizer, self.word_weights, self._slots)

@@ -95,6 +95,20 @@ def test_bytes_are_shown_in_units_of_a_thousand(count, text):
     assert terminal.format_bytes(count) == text
 
 
+@pytest.mark.parametrize(
+    ("count", "nouns", "text"),
+    [
+        (0, ["word"], "0 words"),
+        (1, ["word"], "1 word"),
+        (1200, ["word"], "1,200 words"),
+        (1, ["line has", "lines have"], "1 line has"),
+        (2, ["line has", "lines have"], "2 lines have"),
+    ],
+)
+def test_a_count_has_the_noun_of_its_number(count, nouns, text):
+    assert terminal.format_count(count, *nouns) == text
+
+
 def test_the_default_model_is_asked_for_where_none_is_named(folder, monkeypatch):
     asked = []
 

@@ -775,11 +775,11 @@ def test_the_card_of_an_earlier_save_is_replaced_and_that_of_version_0_2_too(mod
     old_card = (folder / "README.md").read_text(encoding="utf-8")
     assert old_card.startswith("# A biLM over characters\n\n2 layers of 7 cells")
     smaller.save_pretrained(folder)
-    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n1 layer of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(old_card, encoding="utf-8")
     change_config(folder, lambda values: values.pop("checksums"))
     smaller.save_pretrained(folder)
-    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n1 layer of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 # ---- writes that fail -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from elmokit.cli.terminal import (
     DEFAULT_MODEL,
     Advance,
     device_option,
+    format_count,
     json_option,
     layers_option,
     load_model,
@@ -210,9 +211,9 @@ def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool
             num_skipped += added.num_skipped
     result = {"store": str(store.folder), "added_words": num_words, "words": len(store)}
     result |= {"sentences": store.num_sentences, "known_sentences": num_skipped, "bytes": store.size_on_disk}
-    known = f"; {num_skipped:,} sentences were there before" if num_skipped else ""
-    line = f"{store.folder}: {num_words:,} words added, {len(store):,} in {store.num_sentences:,} sentences now{known}"
-    print_result(as_json, result, line)
+    words, sentences = format_count(num_words, "word"), format_count(store.num_sentences, "sentence")
+    known = f"; {format_count(num_skipped, 'sentence was', 'sentences were')} there before" if num_skipped else ""
+    print_result(as_json, result, f"{store.folder}: {words} added, {len(store):,} in {sentences} now{known}")
 
 
 def _read_sentences(file: Path, tokenized: Tokenized, advance: Advance) -> Iterator[list[str]]:

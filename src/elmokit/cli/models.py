@@ -13,6 +13,7 @@ from elmokit.cli.terminal import (
     check_new_file,
     downloads,
     format_bytes,
+    format_count,
     json_option,
     layers_option,
     load_model,
@@ -70,15 +71,15 @@ def info(model: str | None, as_json: bool) -> None:
     settings = {name: value for name, value in result["config"].items() if name not in hidden}
     rows = [
         ["format", layout.format],
-        ["input", "characters" if config.num_words is None else f"{config.num_words:,} words"],
+        ["input", "characters" if config.num_words is None else format_count(config.num_words, "word")],
         ["tokenizer", files.tokenizer],
-        ["vectors", f"{result['layers']} layers of {result['vector_dim']}"],
+        ["vectors", f"{format_count(result['layers'], 'layer')} of {result['vector_dim']}"],
         *([name.replace("_", " "), _format_setting(value)] for name, value in settings.items()),
         ["biLM parameters", f"{num_bilm:,}"],
         *([f"  {part}", f"{count:,}"] for part, count in parameters.items()),
         ["language model", _describe_softmax(files)],
-        ["vocabulary", "none" if files.vocabulary is None else f"{len(files.vocabulary):,} words"],
-        *(["file", f"{file['path']} ({file['bytes']:,} bytes)"] for file in result["files"]),
+        ["vocabulary", "none" if files.vocabulary is None else format_count(len(files.vocabulary), "word")],
+        *(["file", f"{file['path']} ({format_count(file['bytes'], 'byte')})"] for file in result["files"]),
     ]
     print_table(as_json, result, [result["model"], ""], rows)
 

@@ -21,6 +21,7 @@ import click
 from elmokit.progress import Advance as Advance
 from elmokit.progress import downloads as downloads
 from elmokit.progress import format_bytes as format_bytes
+from elmokit.progress import format_count as format_count
 from elmokit.progress import progress_bar as progress_bar
 from elmokit.progress import shows_bars
 

@@ -21,6 +21,7 @@ from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.inference.grouping import group
 from elmokit.inference.vectors import Floats, unit
+from elmokit.progress import format_count
 from elmokit.text import Tokenizer, join_tokens
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
@@ -107,7 +108,8 @@ class WordSenses:
                     axis.scatter(
                         *own.T, s=24, alpha=0.6, color=f"C{number % 10}", marker=marker, label=label, linewidths=0
                     )
-                axis.set(title=f"“{self.word}”, {len(self.occurrences)} occurrences", xticks=[], yticks=[])
+                title = f"“{self.word}”, {format_count(len(self.occurrences), 'occurrence')}"
+                axis.set(title=title, xticks=[], yticks=[])
                 figure.legend(loc="outside lower center", frameon=False)
                 figure.set_layout_engine("constrained")
                 with replacing(target) as temporary:
