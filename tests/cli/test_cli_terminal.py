@@ -1,5 +1,6 @@
 """All verbs: help, errors of one line, exit codes, progress bars."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,15 @@ def test_bytes_are_shown_in_units_of_a_thousand(count, text):
 )
 def test_a_count_has_the_noun_of_its_number(count, nouns, text):
     assert terminal.format_count(count, *nouns) == text
+
+
+def test_json_has_no_infinity_and_no_nan(capsys):
+    values = {"a": [float("inf"), 1.5, None], "b": {"c": (float("nan"), True)}, "d": -float("inf"), "e": "inf"}
+    expected = {"a": [None, 1.5, None], "b": {"c": [None, True]}, "d": None, "e": "inf"}
+    terminal.print_result(True, values, "")
+    terminal.print_table(True, values, [], [])
+    terminal.print_json(values, ensure_ascii=False)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [expected] * 3
 
 
 def test_the_default_model_is_asked_for_where_none_is_named(folder, monkeypatch):

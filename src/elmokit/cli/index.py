@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from elmokit.cli.terminal import (
     layers_option,
     load_model,
     model_option,
+    print_json,
     print_result,
     print_table,
     progress_bar,
@@ -193,7 +193,7 @@ def neighbours(
         answers = [
             {"sentence": sentence, "neighbours": [*map(dataclasses.asdict, near)]} for sentence, near in nearest.items()
         ]
-        click.echo(json.dumps({"store": str(folder), "queries": answers}))
+        print_json({"store": str(folder), "queries": answers})
         return
     for number, (sentence, near) in enumerate(nearest.items()):
         click.echo(("\n" if number else "") + sentence)

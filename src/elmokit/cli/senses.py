@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from elmokit.cli.terminal import (
     json_option,
     load_model,
     model_option,
+    print_json,
     progress_bar,
     size_to_read,
     tokenized_for,
@@ -82,7 +82,7 @@ def senses(
     if picture is not None and found.occurrences:
         found.plot(picture)
     if as_json:
-        click.echo(json.dumps(_as_json(found, num_all, num_shown), ensure_ascii=False))
+        print_json(_as_json(found, num_all, num_shown), ensure_ascii=False)
     else:
         _print(found, num_all, num_shown)
 
