@@ -23,6 +23,7 @@ from elmokit.inference.grouping import group
 from elmokit.inference.vectors import Floats, unit
 from elmokit.progress import format_count
 from elmokit.text import Tokenizer, join_tokens
+from elmokit.text.marked import phrase_places
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
 
@@ -181,22 +182,12 @@ def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Token
     Raises:
         ValueError: If the word has no token.
     """
-    wanted = [part.casefold() for part in tokenizer(word)]
-    if not wanted:
+    parts = tokenizer(word)
+    if not parts:
         raise ValueError(f"word is {word!r}: pass a word or a phrase")
-    whole = word.casefold()
     for number, tokens in enumerate(sentences):
-        lowered = [token.casefold() for token in tokens]
-        if wanted[0] not in lowered and whole not in lowered:
-            continue
-        start = 0
-        while start < len(tokens):
-            size = 1 if lowered[start] == whole else len(wanted)  # a token list may have the phrase as one token
-            if lowered[start] == whole or lowered[start : start + size] == wanted:
-                yield Occurrence(tokens, start, start + size, number)
-                start += size
-            else:
-                start += 1
+        for start, end in phrase_places(word, parts, tokens):
+            yield Occurrence(tokens, start, end, number)
 
 
 def group_senses(
