@@ -234,8 +234,8 @@ class BiLM(nn.Module):
         )
 
     def without_openmp(self) -> contextlib.AbstractContextManager[None]:
-        """Where the LSTM runs on a CPU without gradients: what PyTorch computes beside it does not take its cores."""
-        is_used = self.boundary_ids.is_cpu and self.config.architecture == "lstm" and not torch.is_grad_enabled()
+        """Where layers run on a CPU without gradients: what PyTorch computes beside them does not take their cores."""
+        is_used = self.boundary_ids.is_cpu and not torch.is_grad_enabled()
         is_quiet = is_used and cpu.is_available(next(self.parameters()))
         return cpu.without_openmp() if is_quiet else contextlib.nullcontext()
 
