@@ -35,7 +35,7 @@ from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
-from elmokit.network.bilm import check_dense
+from elmokit.network.ids import check_dense
 from elmokit.progress import format_count
 from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.storage.names import OFFICIAL
