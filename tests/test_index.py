@@ -844,6 +844,13 @@ def test_strings_are_cut_by_the_tokenizer_of_the_model(tmp_path):
     assert found.tokens == ["银", "行", "在", "河", "边"]
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(model, tmp_path):
+    (tmp_path / "file").write_text("dear")
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(ValueError, match="file is a file: name a folder"):
+            WordIndex.create(path, model)
+
+
 def test_a_folder_that_holds_something_is_left_alone(model, tmp_path):
     WordIndex.create(tmp_path / "store", model)
     with pytest.raises(ValueError, match="an index already exists"):

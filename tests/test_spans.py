@@ -246,7 +246,7 @@ def test_what_is_not_a_span_of_the_sentence_is_named(model, own, unit, message):
         ({"how": "attention", "attention": SpanAttention(8)}, "8 wide, this model's are 16 wide"),
         ({"unit": "words"}, "not 'words'"),
         ({"layers": 3}, "a number from 0 to 2, not 3"),
-        ({"spans": [[]]}, "4 sentences came with 1 lists of spans"),
+        ({"spans": [[]]}, "4 sentences came with 1 list of spans: pass one list"),
         ({"spans": "0-2"}, "got one string"),
         ({"sentences": "He sat ."}, "got one string"),
         ({"sentences": [["He", "sat"]], "spans": [[(0, 1)]], "unit": "characters"}, r"sentences\[0\] is not a string"),

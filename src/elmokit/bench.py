@@ -31,6 +31,7 @@ from elmokit.extras import require
 from elmokit.kernels import eager
 from elmokit.model import ELMo
 from elmokit.network import BiLM
+from elmokit.progress import format_count
 from elmokit.text import TREEBANK, Tokenizer
 
 SIZES = {
@@ -407,7 +408,8 @@ def headline(report: Report | ModelReport) -> str:
     """The machine, and the speed of one large product or the model and its text, in one line."""
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     if isinstance(report, ModelReport):
-        return f"{facts}; model {report.model}, {report.num_sentences} sentences, {report.num_tokens} tokens"
+        text = f"{format_count(report.num_sentences, 'sentence')}, {format_count(report.num_tokens, 'token')}"
+        return f"{facts}; model {report.model}, {text}"
     return f"{facts}; one large product: {report.ceiling_tflops:.2f} TFLOP/s"
 
 

@@ -178,7 +178,7 @@ def check_new_folder(path: Path) -> None:
     """
     nearest = next((one for one in (path, *path.parents) if one.exists()), path)
     if nearest.exists() and not nearest.is_dir():
-        raise ValueError(f"{nearest} is a file: name a folder")
+        raise ValueError(f"{'' if nearest == path else f'{path}: '}{nearest} is a file: name a folder")
 
 
 @contextlib.contextmanager

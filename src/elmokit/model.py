@@ -34,7 +34,7 @@ from elmokit.arguments import (
     describe,
 )
 from elmokit.config import BiLMConfig
-from elmokit.files import sha256_of_json
+from elmokit.files import check_new_folder, sha256_of_json
 from elmokit.inference.batches import Batch
 from elmokit.inference.rows import arrays_of, tensors_of
 from elmokit.inference.runner import Runner, Sentence, StateRule
@@ -45,7 +45,7 @@ from elmokit.inference.vectors import Floats, check_vectors
 from elmokit.inference.views import Layers, Reading, View, default_layers, view_of
 from elmokit.network import BiLM, OutputLayer, ScalarMix, find_device, parameters_of, to_device
 from elmokit.network.int8 import quantized
-from elmokit.progress import OnProgress, reporting
+from elmokit.progress import OnProgress, format_count, reporting
 from elmokit.storage import folder as model_folder
 from elmokit.storage import names
 from elmokit.storage.downloads import Progress, fetch
@@ -309,7 +309,7 @@ class ELMo(nn.Module):
             dtype: How the weights are stored, by default as the model holds them; "float16" takes half the space of
                 float32 and "int8" a quarter. Any folder loads as float32.
         """
-        check_path("folder", folder)
+        check_new_folder(Path(check_path("folder", folder)))
         check_choice("dtype", dtype, (None, *get_args(model_folder.Storage)))
         self._refuse_int8()
         weights = {name: t.cpu() for name, t in self.bilm.state_dict().items()}
@@ -334,6 +334,7 @@ class ELMo(nn.Module):
 
         self._refuse_int8()
         folder = Path(check_path("folder", folder))
+        check_new_folder(folder)
         write_official(self.config, self.bilm.state_dict(), folder)
         if self.output_layer is not None:
             write_softmax(self.output_layer.state_dict(), folder / "softmax.hdf5")
@@ -356,12 +357,13 @@ class ELMo(nn.Module):
 
     def _card(self) -> str:
         config = self.config
-        size = f"{config.num_layers} layers of {config.cell_dim} cells, projection {config.projection_dim}"
+        size = f"{format_count(config.num_layers, 'layer')} of {config.cell_dim} cells"
         if config.architecture == "transformer":
-            size = f"{config.num_layers} transformer blocks, projection {config.projection_dim}"
+            size = format_count(config.num_layers, "transformer block")
         count = sum(p.numel() for p in self.bilm.parameters())
         return (
-            f"# A biLM over {self.word_ids.describe()}\n\n{size}; {count:,} parameters.\n\n"
+            f"# A biLM over {self.word_ids.describe()}\n\n"
+            f"{size}, projection {config.projection_dim}; {count:,} parameters.\n\n"
             '```python\nfrom elmokit import ELMo\n\nmodel = ELMo.from_pretrained("this folder")\n```\n'
         )
 
@@ -776,7 +778,8 @@ class ELMo(nn.Module):
             check_instance(f"occurrences[{number}]", one, Occurrence, "an Occurrence")
         vectors = check_vectors("vectors", vectors, self.dim)
         if len(uses) != len(vectors):
-            raise ValueError(f"{len(uses)} occurrences came with {len(vectors)} vectors: pass one vector for each")
+            counts = f"{format_count(len(uses), 'occurrence')} came with {format_count(len(vectors), 'vector')}"
+            raise ValueError(f"{counts}: pass one vector for each")
         label = None
         if self.output_layer is not None and self.vocabulary is not None:
             label = SenseLabels(self._scorer(), self.tokenizer, self.word_weights, self._slots)

@@ -107,6 +107,17 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def format_count(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun, such as "1 sentence" or "1,200 sentences".
+
+    Args:
+        count: The number.
+        one: The noun of one.
+        many: The noun of several; None adds an "s".
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 class Lines:
     """Writes progress as lines: none before SECONDS_BETWEEN_LINES have passed, then one in a while.
 

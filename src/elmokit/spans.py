@@ -31,7 +31,7 @@ from elmokit.inference.runner import Sentence
 from elmokit.inference.views import Layers, view_of
 from elmokit.model import ELMo
 from elmokit.network import to_device
-from elmokit.progress import OnProgress, reporting
+from elmokit.progress import OnProgress, format_count, reporting
 from elmokit.text import TREEBANK, Tokenizer, as_list, as_tokens
 
 Span = tuple[int, int]
@@ -173,9 +173,8 @@ def _locate(
     """The tokens of each sentence, and its spans in tokens."""
     check_choice("unit", unit, get_args(Unit))
     if len(sentences) != len(spans):
-        raise ValueError(
-            f"{len(sentences)} sentences came with {len(spans)} lists of spans: pass one list per sentence"
-        )
+        lists = format_count(len(spans), "list of spans", "lists of spans")
+        raise ValueError(f"{format_count(len(sentences), 'sentence')} came with {lists}: pass one list per sentence")
     if unit == "tokens":
         tokens = as_tokens(sentences, tokenizer)
         checked = [

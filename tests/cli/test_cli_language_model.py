@@ -122,3 +122,14 @@ def test_perplexity_splits_raw_text_by_the_tokenizer_of_the_model(language_model
         }
         split = result_of("perplexity", language_model, spaced, "--tokenized", *options)
         assert numbers == pytest.approx({key: split[key] for key in numbers})
+
+
+@pytest.mark.parametrize("arguments", [(), ("--per-sentence",)])
+def test_an_infinite_perplexity_is_null_in_json(arguments, language_model, text, tmp_path):
+    model = ELMo.from_pretrained(language_model)
+    model.output_layer.bias.data[0] = 1e6  # of <S>, which no direction predicts here
+    model.save_pretrained(tmp_path / "model")
+    printed = run("perplexity", text, "--model", tmp_path / "model", "--json", *arguments).stdout
+    result = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (result["both"], result["known"]) == (None, None)
+    assert "inf" in run("perplexity", text, "--model", tmp_path / "model", *arguments).stdout

@@ -82,7 +82,7 @@ def test_convert_writes_over_a_model_only_when_told_and_leaves_nothing_of_it(fol
         (["OFFICIAL", "OFFICIAL", "--overwrite"], "is the folder of SRC"),
         (["OURS", "new", "--softmax", "s.hdf5"], "is in elmokit format, which has its own softmax"),
         (["OFFICIAL", "new", "--softmax", "s.hdf5"], "s.hdf5"),
-        (["OFFICIAL", "file/new"], "file/new: Not a directory"),
+        (["OFFICIAL", "file/new"], "file/new: file is a file: name a folder"),
         (["nowhere", "new"], "no model 'nowhere'"),
         (["OURS", "new", "--to", "official", "--dtype", "int8"], "--dtype int8 is for --to elmokit"),
     ],

@@ -1,5 +1,6 @@
 """All verbs: help, errors of one line, exit codes, progress bars."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,29 @@ def test_layers_are_a_name_or_a_number(text, value):
 )
 def test_bytes_are_shown_in_units_of_a_thousand(count, text):
     assert terminal.format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "nouns", "text"),
+    [
+        (0, ["word"], "0 words"),
+        (1, ["word"], "1 word"),
+        (1200, ["word"], "1,200 words"),
+        (1, ["line has", "lines have"], "1 line has"),
+        (2, ["line has", "lines have"], "2 lines have"),
+    ],
+)
+def test_a_count_has_the_noun_of_its_number(count, nouns, text):
+    assert terminal.format_count(count, *nouns) == text
+
+
+def test_json_has_no_infinity_and_no_nan(capsys):
+    values = {"a": [float("inf"), 1.5, None], "b": {"c": (float("nan"), True)}, "d": -float("inf"), "e": "inf"}
+    expected = {"a": [None, 1.5, None], "b": {"c": [None, True]}, "d": None, "e": "inf"}
+    terminal.print_result(True, values, "")
+    terminal.print_table(True, values, [], [])
+    terminal.print_json(values, ensure_ascii=False)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [expected] * 3
 
 
 def test_the_default_model_is_asked_for_where_none_is_named(folder, monkeypatch):

@@ -59,6 +59,14 @@ def test_prepare_writes_a_corpus_and_counts_it(text, tmp_path):
     assert "words: No such file" in error_of(*arguments[:-1], "words")
 
 
+def test_one_of_a_kind_is_said_in_the_singular(tmp_path):
+    text, words = tmp_path / "text.txt", tmp_path / "words.txt"
+    text.write_text("bank\n", encoding="utf-8")
+    assert run("vocab", text, "-o", words).stdout == f"{words}: 4 words\n"
+    made = run("prepare", text, "-o", tmp_path / "corpus", "--vocabulary", words).stdout
+    assert made == f"{tmp_path / 'corpus'}: 1 token, 1 sentence, 1 document\n"
+
+
 RECIPE = """
 train = "{text}"
 heldout = "{text}"

@@ -212,7 +212,7 @@ def test_an_incomplete_or_changed_shard_is_made_again(tmp_path, monkeypatch):
 
 def test_a_shard_that_is_damaged_while_it_is_used_is_an_error_that_names_it(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a b\n")
-    whole = "elmokit.corpus.prepared._Shard.is_complete"
+    whole = "elmokit.corpus.preparing._Shard.is_complete"
     monkeypatch.setattr(whole, lambda shard: bool(shard.path.write_bytes(b"torn")))
     with pytest.raises(ValueError, match=r"\.npz was damaged after it was written"):
         prepare(tmp_path / "text.txt", tmp_path / "c", vocabulary=Vocabulary(SPECIALS))

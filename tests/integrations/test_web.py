@@ -75,6 +75,14 @@ def test_the_folder_has_page_and_runtime_and_loads_nothing_from_elsewhere(runtim
     assert "already exists" in again.output
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(english, runtime, tmp_path):
+    (tmp_path / "file").write_text("dear")
+    arguments = ["export", "--web", str(tmp_path / "file"), "--runtime", str(runtime), "--overwrite"]
+    assert "file is a file: name a folder" in CliRunner().invoke(main, arguments).output
+    with pytest.raises(ValueError, match=r"web: .*file is a file: name a folder"):
+        export_web(english, tmp_path / "file" / "web", runtime=runtime)
+
+
 def test_without_the_runtime_the_message_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="npm install onnxruntime-web"):

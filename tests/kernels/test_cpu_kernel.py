@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elmokit import kernels
+from elmokit import BiLM, BiLMConfig, kernels
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.cpu import int8, native, one_row, packed
 from elmokit.kernels.cpu import steps as forward_pass
@@ -555,6 +555,18 @@ def test_without_openmp_the_caller_has_one_core_and_the_directions_have_theirs(t
     assert len(set(ran_in)) == 2
     assert cores == [1, 1]
     assert torch.get_num_threads() == cpu_threads.cores_of_caller() == 2
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "transformer"])
+def test_beside_the_layers_of_either_architecture_the_caller_has_one_core(two_cores, architecture):
+    if cpu_threads.openmp_setter() is None:
+        pytest.skip("PyTorch has no OpenMP here")
+    sizes = {"lstm": {"cell_dim": 8}, "transformer": {"num_heads": 2, "feedforward_dim": 8, "attention_window": 4}}
+    bilm = BiLM(BiLMConfig(architecture=architecture, projection_dim=8, filters=((1, 4),), **sizes[architecture]))
+    with torch.no_grad(), bilm.without_openmp():
+        assert torch.get_num_threads() == 1
+    with bilm.without_openmp():
+        assert torch.get_num_threads() == 2, "a backward pass may follow"
 
 
 def test_the_caller_has_its_cores_again_after_an_error(two_cores):

@@ -15,7 +15,7 @@ from elmokit import kernels
 from elmokit.config import BiLMConfig
 from elmokit.kernels import LSTMState, LSTMWeights, eager
 from elmokit.network import BiLM, BiLMState, CharacterEncoder, ScalarMix, encoder, find_device, lstm, parameters_of
-from elmokit.network.bilm import distinct_rows
+from elmokit.network.rows import distinct_rows
 from elmokit.storage.official import read_official
 from elmokit.text import batch_to_ids
 

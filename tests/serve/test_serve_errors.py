@@ -52,7 +52,7 @@ BANKS = {"source_sentence": "The bank lent money .", "sentences": ["He robbed th
         ("/embed", {"inputs": "a", "layers": 3}, 422, "Validation", "from 0 to 2, not 3"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "Validation", "prompt_name"),
         ("/layers", {"inputs": "a", "layers": [0, 7]}, 422, "Validation", "from 0 to 2, not 7"),
-        ("/layers", {"inputs": "a", "weights": [1]}, 422, "Validation", "3 layers and 1 weights"),
+        ("/layers", {"inputs": "a", "weights": [1]}, 422, "Validation", "3 layers came with 1 weight"),
         ("/layers", {"inputs": "a", "gamma": 2}, 422, "Validation", "gamma belongs to a mix"),
         ("/layers", {"inputs": "a", "layers": []}, 422, "Validation", "layers"),
         ("/v1/embeddings", {"input": [1, 2]}, 422, "Validation", "input.0"),

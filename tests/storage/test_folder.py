@@ -300,6 +300,17 @@ def test_a_word_level_model_is_stored_in_int8_too(official_model, tmp_path):
     np.testing.assert_allclose(found, expected, atol=np.abs(expected).max() / 250)
 
 
+@pytest.mark.parametrize("write", [ELMo.save_pretrained, ELMo.export_hdf5])
+def test_a_file_in_the_place_of_the_folder_is_refused_before_any_work(write, model, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("dear")
+    monkeypatch.setattr(model.bilm, "state_dict", None)
+    with pytest.raises(ValueError, match=r"^[^:]*file is a file: name a folder"):
+        write(model, tmp_path / "file")
+    with pytest.raises(ValueError, match=r"file/model: .*file is a file: name a folder"):
+        write(model, tmp_path / "file" / "model")
+    assert (tmp_path / "file").read_text() == "dear"
+
+
 @pytest.mark.parametrize("dtype", ["int4", "bfloat16", torch.float16])
 def test_a_storage_that_does_not_exist_is_refused_before_anything_is_written(model, tmp_path, dtype):
     with pytest.raises(ValueError, match=rf'dtype must be None, "float32", "float16" or "int8", not .*{dtype}'):
@@ -764,11 +775,11 @@ def test_the_card_of_an_earlier_save_is_replaced_and_that_of_version_0_2_too(mod
     old_card = (folder / "README.md").read_text(encoding="utf-8")
     assert old_card.startswith("# A biLM over characters\n\n2 layers of 7 cells")
     smaller.save_pretrained(folder)
-    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n1 layer of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(old_card, encoding="utf-8")
     change_config(folder, lambda values: values.pop("checksums"))
     smaller.save_pretrained(folder)
-    assert "\n1 layers of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n1 layer of 7 cells" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 # ---- writes that fail -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from elmokit.tasks.compare import Comparison, Variant, compare, compare_shares, share_table
+from elmokit.tasks.trainer import train
 
 
 def made_up(task: str, scores: dict[str, list[float]], **changes: object) -> Comparison:
@@ -41,6 +42,16 @@ def test_a_comparison_of_one_seed_has_no_spread_and_bad_ones_are_refused(small):
         compare(config, seeds=[1, 1])
     with pytest.raises(ValueError, match="not 'top'"):
         compare(config, variants=["top"])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_with_other_settings_is_refused_before_the_first_training(small, tmp_path, jobs):
+    config = small(epochs=1)
+    train(dataclasses.replace(config, elmo_at="none", seed=1, out=str(tmp_path / "run" / "none-1")))
+    before = sorted(tmp_path.glob("run/**/*"))
+    with pytest.raises(ValueError, match=r"run/none-1: contains a run with epochs = 1, not 2: choose another folder"):
+        compare_shares(dataclasses.replace(config, epochs=2), [0.5, 1], seeds=[2, 1], variants=["none"], jobs=jobs)
+    assert sorted(tmp_path.glob("run/**/*")) == before
 
 
 def test_shares_name_the_smallest_one_that_is_as_good_as_all_data_without_elmo(small, monkeypatch):

@@ -128,8 +128,8 @@ def test_a_training_that_fails_stops_the_others_and_its_error_is_raised(small, t
     for seed in (1, 2):
         runs[seed].mkdir(parents=True)
     (runs[1] / "result.json").write_text(json.dumps(result))
-    (runs[2] / "run.json").write_text(json.dumps({"hidden_dim": 7}))
-    with pytest.raises(ValueError, match=r"run/none-2: contains a run with .*choose another folder") as caught:
+    (runs[2] / "run.json").mkdir()
+    with pytest.raises(ValueError, match=r"run/none-2/run\.json: this is not a regular file") as caught:
         compare(config, seeds=[1, 2, 3], variants=["none"], jobs=2)
     assert "Traceback" in caught.value.__notes__[0]
     assert len(started) == 2  # the first one is finished

@@ -28,6 +28,16 @@ def test_a_tuned_bilm_changes_is_saved_and_is_the_one_that_answers(small, tiny_e
     assert not any("bilm" in name for name in state_of(config.out))
 
 
+def test_a_task_is_not_saved_in_the_place_of_a_file(small, tmp_path):
+    config = small(elmo_at="none")
+    train(config)
+    trained = load_task(config.out)
+    (tmp_path / "file").write_text("dear", encoding="utf-8")
+    for path in (tmp_path / "file", tmp_path / "file" / "task"):
+        with pytest.raises(ValueError, match="file is a file: name a folder"):
+            trained.save(path)
+
+
 def test_a_task_with_static_vectors_keeps_them_by_name_and_notices_others(small, glove, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small(vectors="glove.txt", epochs=1, elmo_at="none")

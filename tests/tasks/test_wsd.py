@@ -248,7 +248,7 @@ def test_lemmas_and_parts_of_speech_may_come_with_the_tokens(config):
     [
         ({"tokens": ["a"], "lemmas": ["a"]}, r'expected \{"tokens": \[…\], "lemmas": \[…\], "pos": \[…\]\}'),
         ({"text": "a", "lemmas": ["a"], "pos": ["NOUN"]}, "expected"),
-        ({"tokens": ["a", "b"], "lemmas": ["a"], "pos": ["NOUN"]}, "2 tokens, 1 lemmas, 1 pos: pass one of each"),
+        ({"tokens": ["a", "b"], "lemmas": ["a"], "pos": ["NOUN"]}, "2 tokens, 1 lemma, 1 pos: pass one of each"),
         ({"tokens": ["a"], "lemmas": [3], "pos": ["NOUN"]}, r"lemmas\[0\]"),
         ({"tokens": ["a"], "lemmas": "a", "pos": ["NOUN"]}, "lemmas"),
         ({"txt": "a"}, "text"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from elmokit.text import TREEBANK, Tokenizer, marked_phrase, tokenize
+from elmokit.text import TREEBANK, Tokenizer, find_phrase, marked_phrase, tokenize
+from elmokit.text.marked import phrase_places
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,30 @@ def test_one_pair_of_brackets_with_content_is_needed(wrong):
 def test_a_sentence_is_a_string(wrong):
     with pytest.raises(ValueError, match="expected a sentence such as"):
         marked_phrase(wrong, TREEBANK)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "tokens", "place"),
+    [
+        ("bank", ["Bank", "and", "bank", "bank"], (2, 3)),  # as it is written comes before another case
+        ("BANK", ["a", "Bank", "bank"], (1, 2)),
+        ("New York", ["New", "Yorkers", "in", "New", "York"], (3, 5)),
+        ("can't", ["you", "can't", "or", "ca", "n't"], (1, 2)),  # a list may have it as one token
+        ("can't", ["you", "ca", "n't", "or", "can't"], (1, 3)),
+    ],
+)
+def test_the_first_occurrence_of_a_phrase_is_found(phrase, tokens, place):
+    assert find_phrase(phrase, tokens) == place
+
+
+def test_every_occurrence_of_a_phrase_is_found_from_left_to_right_without_overlaps():
+    tokens = ["New", "york", "new", "new", "York", "new york"]
+    assert list(phrase_places("New York", ["New", "York"], tokens)) == [(0, 2), (3, 5), (5, 6)]
+    assert list(phrase_places("New York", ["New", "York"], tokens, str)) == []
+    assert list(phrase_places("a a", ["a", "a"], ["a", "a", "a", "a", "a"])) == [(0, 2), (2, 4)]
+
+
+def test_a_phrase_that_is_not_there_is_named_with_the_tokens():
+    for phrase in ("river", "bank a", ""):
+        with pytest.raises(ValueError, match=r"is not in the sentence; its tokens are \['a', 'bank'\]"):
+            find_phrase(phrase, ["a", "bank"])

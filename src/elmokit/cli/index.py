@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,12 @@ from elmokit.cli.terminal import (
     DEFAULT_MODEL,
     Advance,
     device_option,
+    format_count,
     json_option,
     layers_option,
     load_model,
     model_option,
+    print_json,
     print_result,
     print_table,
     progress_bar,
@@ -70,9 +71,11 @@ def build(
     same command resumes it.
     """
     from elmokit.corpus.sources import find_files
+    from elmokit.files import check_new_folder
     from elmokit.index import SETTINGS_FILE, WordIndex
     from elmokit.inference.views import check_layers
 
+    check_new_folder(folder)
     files = find_files(list(corpus))
     skipped = [] if skip_words is None else _read_words(skip_words)
     store = WordIndex.open(folder) if (folder / SETTINGS_FILE).exists() else None
@@ -190,7 +193,7 @@ def neighbours(
         answers = [
             {"sentence": sentence, "neighbours": [*map(dataclasses.asdict, near)]} for sentence, near in nearest.items()
         ]
-        click.echo(json.dumps({"store": str(folder), "queries": answers}))
+        print_json({"store": str(folder), "queries": answers})
         return
     for number, (sentence, near) in enumerate(nearest.items()):
         click.echo(("\n" if number else "") + sentence)
@@ -208,9 +211,9 @@ def _add_files(store: WordIndex, model: ELMo, files: list[Path], tokenized: bool
             num_skipped += added.num_skipped
     result = {"store": str(store.folder), "added_words": num_words, "words": len(store)}
     result |= {"sentences": store.num_sentences, "known_sentences": num_skipped, "bytes": store.size_on_disk}
-    known = f"; {num_skipped:,} sentences were there before" if num_skipped else ""
-    line = f"{store.folder}: {num_words:,} words added, {len(store):,} in {store.num_sentences:,} sentences now{known}"
-    print_result(as_json, result, line)
+    words, sentences = format_count(num_words, "word"), format_count(store.num_sentences, "sentence")
+    known = f"; {format_count(num_skipped, 'sentence was', 'sentences were')} there before" if num_skipped else ""
+    print_result(as_json, result, f"{store.folder}: {words} added, {len(store):,} in {sentences} now{known}")
 
 
 def _read_sentences(file: Path, tokenized: Tokenized, advance: Advance) -> Iterator[list[str]]:

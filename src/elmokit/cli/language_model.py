@@ -73,7 +73,8 @@ def perplexity(
     several arguments, or as --model. Without it, en is used.
 
     Computed as published: full softmax, state carried from sentence to sentence, sentence boundaries counted. Tokens
-    outside the vocabulary are scored as <UNK>; their number and the perplexity without them are printed too.
+    outside the vocabulary are scored as <UNK>; their number and the perplexity without them are printed too. In
+    JSON an infinite perplexity is null.
     """
     model, text = _split_arguments(model, arguments)
     elmo = load_model(model, device)

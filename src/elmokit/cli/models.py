@@ -13,6 +13,7 @@ from elmokit.cli.terminal import (
     check_new_file,
     downloads,
     format_bytes,
+    format_count,
     json_option,
     layers_option,
     load_model,
@@ -70,15 +71,15 @@ def info(model: str | None, as_json: bool) -> None:
     settings = {name: value for name, value in result["config"].items() if name not in hidden}
     rows = [
         ["format", layout.format],
-        ["input", "characters" if config.num_words is None else f"{config.num_words:,} words"],
+        ["input", "characters" if config.num_words is None else format_count(config.num_words, "word")],
         ["tokenizer", files.tokenizer],
-        ["vectors", f"{result['layers']} layers of {result['vector_dim']}"],
+        ["vectors", f"{format_count(result['layers'], 'layer')} of {result['vector_dim']}"],
         *([name.replace("_", " "), _format_setting(value)] for name, value in settings.items()),
         ["biLM parameters", f"{num_bilm:,}"],
         *([f"  {part}", f"{count:,}"] for part, count in parameters.items()),
         ["language model", _describe_softmax(files)],
-        ["vocabulary", "none" if files.vocabulary is None else f"{len(files.vocabulary):,} words"],
-        *(["file", f"{file['path']} ({file['bytes']:,} bytes)"] for file in result["files"]),
+        ["vocabulary", "none" if files.vocabulary is None else format_count(len(files.vocabulary), "word")],
+        *(["file", f"{file['path']} ({format_count(file['bytes'], 'byte')})"] for file in result["files"]),
     ]
     print_table(as_json, result, [result["model"], ""], rows)
 
@@ -199,13 +200,13 @@ def convert(
     The formats are that of elmokit and the official one, options.json with weights.hdf5. softmax.hdf5 and
     vocabulary.txt of an official folder are converted too. The official format does not hold the weights of mixes.
     """
+    from elmokit.files import check_new_folder
     from elmokit.storage import names
     from elmokit.storage.layouts import CARD_FILE, ELMOKIT_FILES, OFFICIAL_FILES, ElmokitFolder
 
     if dtype is not None and to == "official":
         raise ValueError(f"--dtype {dtype} is for --to elmokit; the official format is float32: leave one of them out")
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file: name a folder")
+    check_new_folder(target)
     if target.exists() and any(target.iterdir()) and not overwrite:
         raise ValueError(f"{target} already exists: name another folder, or write into it with --overwrite")
     with downloads() as progress:
@@ -321,10 +322,12 @@ def export(
 
 
 def _export_web(model: str | None, folder: Path, runtime: Path | None, overwrite: bool, as_json: bool) -> None:
+    from elmokit.files import check_new_folder
     from elmokit.integrations.web import export_web, find_runtime
 
     find_runtime(runtime)  # before the model is loaded
-    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+    check_new_folder(folder)
+    if folder.exists() and not overwrite and any(folder.iterdir()):
         raise ValueError(f"{folder} already exists: pass --overwrite to replace its files")
     name = "elmokit-en" if model is None else Path(model).name
     written = export_web(load_model(model, "cpu"), folder, name=name, runtime=runtime)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from elmokit.cli.terminal import (
     json_option,
     load_model,
     model_option,
+    print_json,
     print_table,
     progress_bar,
 )
@@ -99,7 +99,7 @@ def probe(
         elif layer_figures(report):
             plot(report, target / "probe.svg")
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report)))
+        print_json(dataclasses.asdict(report))
         return
     for table in [*tables(report), *([comparison([report, *others])] if others else [])]:
         click.echo(f"\n{table.title}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,11 @@ import click
 
 from elmokit.cli.terminal import (
     device_option,
+    format_count,
     json_option,
     load_model,
     model_option,
+    print_json,
     progress_bar,
     size_to_read,
     tokenized_for,
@@ -81,7 +82,7 @@ def senses(
     if picture is not None and found.occurrences:
         found.plot(picture)
     if as_json:
-        click.echo(json.dumps(_as_json(found, num_all, num_shown), ensure_ascii=False))
+        print_json(_as_json(found, num_all, num_shown), ensure_ascii=False)
     else:
         _print(found, num_all, num_shown)
 
@@ -134,8 +135,8 @@ def _as_json(found: WordSenses, num_all: int, num_shown: int) -> dict[str, objec
 
 def _print(found: WordSenses, num_all: int, num_shown: int) -> None:
     sample = "" if num_all == len(found.occurrences) else f", of which {len(found.occurrences):,} are grouped"
-    noun = "sense" if len(found.senses) == 1 else "senses"
-    click.echo(f"{found.word}: {num_all:,} occurrences{sample}, {len(found.senses)} {noun}")
+    occurrences, senses = format_count(num_all, "occurrence"), format_count(len(found.senses), "sense")
+    click.echo(f"{found.word}: {occurrences}{sample}, {senses}")
     for number, sense in enumerate(found.senses, 1):
         click.echo(f"\n{number}  {100 * sense.share:.0f}%  {', '.join(sense.substitutes)}".rstrip())
         for one in sense.occurrences[:num_shown]:

@@ -19,6 +19,7 @@ from elmokit.cli.terminal import (
     json_option,
     model_option,
     open_input,
+    print_json,
     print_result,
     print_table,
     set_option,
@@ -157,7 +158,7 @@ def predict(folder: str, source: str, elmo: str | None, vectors: str | None, dev
             except ValueError as error:
                 raise ValueError(f"{name}: {_find_line(trained, texts, first)}{error}") from None
             for result in results:
-                click.echo(json.dumps(result, ensure_ascii=False))
+                print_json(result, ensure_ascii=False)
             sys.stdout.flush()
             first += len(texts)
 

@@ -7,6 +7,7 @@ else on standard error.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -21,6 +22,7 @@ import click
 from elmokit.progress import Advance as Advance
 from elmokit.progress import downloads as downloads
 from elmokit.progress import format_bytes as format_bytes
+from elmokit.progress import format_count as format_count
 from elmokit.progress import progress_bar as progress_bar
 from elmokit.progress import shows_bars
 
@@ -228,17 +230,33 @@ class LinesRead:
 
 def print_result(as_json: bool, result: dict[str, Any], line: str) -> None:
     """Print the result as JSON, or as a line."""
-    click.echo(json.dumps(result) if as_json else line)
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(line)
 
 
 def print_table(as_json: bool, result: dict[str, Any], columns: list[str], rows: list[list[str]]) -> None:
     """Print the result as JSON, or as columns of text."""
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
         return
     widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
     for row in [columns, *rows]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_json(value: Any, *, ensure_ascii: bool = True) -> None:
+    """Print a line of JSON, which has no infinity and no NaN: they are null."""
+    click.echo(json.dumps(_finite(value), ensure_ascii=ensure_ascii, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------

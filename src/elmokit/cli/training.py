@@ -15,6 +15,7 @@ from elmokit.cli.terminal import (
     check_new_file,
     corpus_tokenized_option,
     downloads,
+    format_count,
     json_option,
     overwrite_option,
     print_result,
@@ -80,7 +81,8 @@ def vocab(
             workers=workers,
         )
         vocabulary.save(target)
-    print_result(as_json, {"out": str(target), "words": len(vocabulary)}, f"{target}: {len(vocabulary):,} words")
+    result = {"out": str(target), "words": len(vocabulary)}
+    print_result(as_json, result, f"{target}: {format_count(len(vocabulary), 'word')}")
 
 
 @click.command()
@@ -136,7 +138,8 @@ def prepare(
         "documents": corpus.num_documents,
         "replaced_lines": corpus.num_replaced_lines,
     }
-    counts = ", ".join(f"{result[key]:,} {key}" for key in ("tokens", "sentences", "documents"))
+    numbers = {"token": corpus.num_tokens, "sentence": corpus.num_sentences, "document": corpus.num_documents}
+    counts = ", ".join(format_count(number, noun) for noun, number in numbers.items())
     print_result(as_json, result, f"{target}: {counts}")
 
 

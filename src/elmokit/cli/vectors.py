@@ -15,6 +15,7 @@ from elmokit.cli.terminal import (
     check_new_file,
     device_option,
     dtype_option,
+    format_count,
     json_option,
     layers_option,
     load_model,
@@ -130,9 +131,9 @@ def embed(
                 )
     result = {"out": str(target), "format": file.format, "layers": layers, **dataclasses.asdict(written)}
     resumed = f" ({written.num_resumed:,} of them by an earlier run)" if written.num_resumed else ""
-    print_result(
-        as_json, result, f"{target}: {written.num_sentences:,} sentences{resumed}, {written.num_tokens:,} tokens"
-    )
+    num_sentences, num_tokens = written.num_sentences, written.num_tokens
+    counts = f"{format_count(num_sentences, 'sentence')}{resumed}, {format_count(num_tokens, 'token')}"
+    print_result(as_json, result, f"{target}: {counts}")
 
 
 def _with_checked_layers(file: VectorFile, elmo: ELMo) -> VectorFile:
@@ -234,7 +235,7 @@ def encode(
         "num_sentences": num_rows,
         "dim": elmo.dim,
     }
-    print_result(as_json, result, f"{target}: {num_rows:,} sentences, {elmo.dim} numbers each")
+    print_result(as_json, result, f"{target}: {format_count(num_rows, 'sentence')}, {elmo.dim} numbers each")
 
 
 def _encode_blocks(

@@ -35,7 +35,8 @@ from elmokit.compat.allennlp_weights import load_elmo
 from elmokit.files import replacing
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
-from elmokit.network.bilm import check_dense
+from elmokit.network.ids import check_dense
+from elmokit.progress import format_count
 from elmokit.storage.hdf5 import writing_hdf5
 from elmokit.storage.names import OFFICIAL
 from elmokit.text import as_list, check_sentences
@@ -107,10 +108,8 @@ class Elmo(nn.Module):
         )
         if weights is not None:
             if len(weights) != self.elmo.num_layers:
-                raise ValueError(
-                    f"scalar_mix_parameters has {len(weights)} weights, this model {self.elmo.num_layers} layers: pass "
-                    "one weight per layer"
-                )
+                given, layers = format_count(len(weights), "weight"), format_count(self.elmo.num_layers, "layer")
+                raise ValueError(f"scalar_mix_parameters has {given}, this model {layers}: pass one weight per layer")
             for mix in self.elmo.mixes:
                 mix.weights.data = weights.clone()
                 mix.requires_grad_(False)

@@ -17,8 +17,8 @@ from elmokit.arguments import check_flag, check_instance, check_integer, check_p
 from elmokit.compat.allennlp_weights import load_bilm, load_encoder
 from elmokit.inference.runner import StateRule
 from elmokit.model import ELMo
-from elmokit.network import take_rows
-from elmokit.network.bilm import distinct_rows, token_mask
+from elmokit.network.ids import token_mask
+from elmokit.network.rows import distinct_rows, take_rows
 
 AnyPath = str | os.PathLike[str]
 IDS = "a tensor of character ids, as batch_to_ids makes it"

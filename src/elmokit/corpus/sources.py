@@ -20,6 +20,7 @@ from typing import IO, Any, Literal
 
 from elmokit.arguments import check_paths
 from elmokit.extras import require
+from elmokit.progress import format_count
 from elmokit.text import Tokenizer, TokenizerName
 
 Paths = str | Path | Sequence[str | Path]
@@ -162,7 +163,7 @@ def _is_utf8(line: bytes) -> bool:
 def report_replaced(num_lines: int) -> None:
     """Log the number of lines that were not UTF-8, if there are any."""
     if num_lines:
-        lines = "1 line has" if num_lines == 1 else f"{num_lines} lines have"
+        lines = format_count(num_lines, "line has", "lines have")
         logger.warning("%s bytes that are not UTF-8; the bytes were replaced by U+FFFD", lines)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.corpus.prepared import Corpus
+from elmokit.progress import format_count
 
 CHUNK_PAIRS = 1 << 20  # number of pairs that are looked up at a time; a chunk is many batches
 
@@ -94,7 +95,7 @@ class Streams:
         rows = batch_size * world_size
         if corpus.num_pairs < rows:
             raise ValueError(
-                f"{corpus.folder} has {corpus.num_pairs} tokens for the {rows} rows of a batch:"
+                f"{corpus.folder} has {format_count(corpus.num_pairs, 'token')} for the {rows} rows of a batch:"
                 " give more text or a smaller batch_size"
             )
         self.corpus, self.shuffle = corpus, shuffle

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from elmokit.arguments import check_path
+from elmokit.progress import format_count
 
 Value = TypeVar("Value")
 Line = tuple[int, str]
@@ -115,7 +116,7 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[int, 
             header = row
             continue
         if len(row) != len(header):
-            fail(path, number, f"{len(row)} columns, expected the {len(header)} of the first line")
+            fail(path, number, f"{format_count(len(row), 'column')}, expected the {len(header)} of the first line")
         yield number, dict(zip(header, row, strict=True))
 
 

@@ -14,6 +14,7 @@ from xml.parsers import expat
 
 from elmokit.arguments import check_path
 from elmokit.datasets.lines import check_not_empty, choose, fail, parse_number, read_lines, read_text
+from elmokit.progress import format_count
 
 Word = tuple[str, str]
 """A lemma in lowercase, and NOUN, VERB, ADJ or ADV."""
@@ -222,7 +223,8 @@ def read_wic(path: str | Path, gold: str | Path | None = None) -> list[WordPair]
     scores = [choose(gold, number, line.strip(), {"T": 1.0, "F": 0.0}) for number, line in read_lines(gold)]
     rows = [(number, line.split("\t")) for number, line in read_lines(path)]
     if len(rows) != len(scores):
-        raise ValueError(f"{gold}: {len(scores)} labels, expected one for each of the {len(rows)} pairs of {path}")
+        labels = format_count(len(scores), "label")
+        raise ValueError(f"{gold}: {labels}, expected one for each of the {len(rows)} pairs of {path}")
     pairs = []
     for (number, row), score in zip(rows, scores, strict=True):
         match = re.fullmatch(r"(\d+)-(\d+)", row[2]) if len(row) == 5 else None

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.files import claimed, write_json
+from elmokit.files import check_new_folder, claimed, write_json
 from elmokit.index.batches import SentenceBatch
 from elmokit.index.words import HASH, Hashes, Rows, StoredWord, hash_words
 from elmokit.inference.vectors import Floats
@@ -113,11 +113,12 @@ def read_settings(folder: Path) -> IndexSettings:
 
 
 def check_new(folder: Path) -> None:
-    """Check that there is no index in `folder`, nor anything else."""
+    """Check that a folder can be made, or is empty."""
+    check_new_folder(folder)
     if (folder / SETTINGS_FILE).exists():
         raise ValueError(f"{folder}: an index already exists: open it, or name another folder")
     left_by_a_killed_call = {CONTENTS_FILE, LOCK_FILE}
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= left_by_a_killed_call):
+    if folder.exists() and not {path.name for path in folder.iterdir()} <= left_by_a_killed_call:
         raise ValueError(f"{folder} already exists and is not an index: name a new or empty folder")
 
 

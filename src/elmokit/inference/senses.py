@@ -21,7 +21,9 @@ from elmokit.extras import require
 from elmokit.files import replacing
 from elmokit.inference.grouping import group
 from elmokit.inference.vectors import Floats, unit
+from elmokit.progress import format_count
 from elmokit.text import Tokenizer, join_tokens
+from elmokit.text.marked import phrase_places
 
 NUM_LABELLING: Final = 12  # typical occurrences of a sense whose slots give its label
 
@@ -107,7 +109,8 @@ class WordSenses:
                     axis.scatter(
                         *own.T, s=24, alpha=0.6, color=f"C{number % 10}", marker=marker, label=label, linewidths=0
                     )
-                axis.set(title=f"“{self.word}”, {len(self.occurrences)} occurrences", xticks=[], yticks=[])
+                title = f"“{self.word}”, {format_count(len(self.occurrences), 'occurrence')}"
+                axis.set(title=title, xticks=[], yticks=[])
                 figure.legend(loc="outside lower center", frameon=False)
                 figure.set_layout_engine("constrained")
                 with replacing(target) as temporary:
@@ -179,22 +182,12 @@ def find_occurrences(word: str, sentences: Sequence[list[str]], tokenizer: Token
     Raises:
         ValueError: If the word has no token.
     """
-    wanted = [part.casefold() for part in tokenizer(word)]
-    if not wanted:
+    parts = tokenizer(word)
+    if not parts:
         raise ValueError(f"word is {word!r}: pass a word or a phrase")
-    whole = word.casefold()
     for number, tokens in enumerate(sentences):
-        lowered = [token.casefold() for token in tokens]
-        if wanted[0] not in lowered and whole not in lowered:
-            continue
-        start = 0
-        while start < len(tokens):
-            size = 1 if lowered[start] == whole else len(wanted)  # a token list may have the phrase as one token
-            if lowered[start] == whole or lowered[start : start + size] == wanted:
-                yield Occurrence(tokens, start, start + size, number)
-                start += size
-            else:
-                start += 1
+        for start, end in phrase_places(word, parts, tokens):
+            yield Occurrence(tokens, start, end, number)
 
 
 def group_senses(

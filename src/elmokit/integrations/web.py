@@ -22,7 +22,7 @@ from typing import Final
 from elmokit import ELMo, __version__
 from elmokit.arguments import check_path
 from elmokit.extras import require
-from elmokit.files import write_json
+from elmokit.files import check_new_folder, write_json
 from elmokit.inference.views import Layers
 from elmokit.storage.folder import stored
 
@@ -86,9 +86,10 @@ def export_web(
         The folder and its size.
 
     Raises:
-        ValueError: If the model cannot run in the page, or the runtime is missing.
+        ValueError: If the model cannot run in the page, the runtime is missing, or the path is that of a file.
     """
     target, source = Path(check_path("folder", folder)), find_runtime(runtime)
+    check_new_folder(target)
     check_exportable(model)
     _check_web(model)
     page = resources.files("elmokit").joinpath("serve", "page")

@@ -1,6 +1,8 @@
 """The network, in the order of the forward pass.
 
+ids.py          checks of the ids of sentences and words
 encoder.py      words -> context-free vectors
+rows.py         each distinct word once, and its vector at every place
 lstm.py         one layer of the biLM, both directions
 transformer.py  one block of a transformer biLM, both directions
 bilm.py         sentences -> every layer's vectors, with state
@@ -11,12 +13,13 @@ int8.py         layers for inference with int8 weights
 devices.py      which device, and how tensors get there
 """
 
-from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, parameters_of, take_rows
+from elmokit.network.bilm import BiLM, BiLMOutput, BiLMState, State, parameters_of
 from elmokit.network.devices import find_device, to_device, to_host
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
 from elmokit.network.lstm import ProjectedLSTM, pausing
 from elmokit.network.mix import ScalarMix
 from elmokit.network.output import OutputLayer
+from elmokit.network.rows import take_rows
 from elmokit.network.transformer import AttentionState, TransformerBlock
 
 __all__ = [

@@ -15,9 +15,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,10 +28,12 @@ from elmokit.kernels import AttentionSizes, LSTMState, cpu
 from elmokit.kernels.blocks import norm
 from elmokit.network.devices import to_device
 from elmokit.network.encoder import CharacterEncoder, LexiconEncoder
+from elmokit.network.ids import check_words, token_mask
 from elmokit.network.lstm import ProjectedLSTM
+from elmokit.network.rows import distinct_rows, take_rows
 from elmokit.network.transformer import AttentionState, Block, TransformerBlock, run_blocks
 from elmokit.settings import to_mapping
-from elmokit.text import WordIds, word_ids_of_sizes
+from elmokit.text import word_ids_of_sizes
 
 NO_TRACING = (
     "torch.export and torch.jit cannot record a biLM, because its loops depend on the sentences: "
@@ -159,9 +160,7 @@ class BiLM(nn.Module):
         Raises:
             ValueError: If the ids have a wrong shape or type, or are on the host and out of range.
         """
-        _check_form(ids, self.word_ids, "N", "ids")
-        if not ids.is_cuda:  # the host does not wait for a GPU; `forward` checks the range of every id
-            _check_range(_host_extremes(ids, self.word_ids), self.word_ids, "ids")
+        check_words(ids, self.word_ids)  # `forward` checks the range of every id
         kernels.check_dtype(next(self.parameters()))
         encoder = self.char_encoder if self.lexicon_encoder is None else self.lexicon_encoder
         if encoder is not None:
@@ -234,8 +233,8 @@ class BiLM(nn.Module):
         )
 
     def without_openmp(self) -> contextlib.AbstractContextManager[None]:
-        """Where the LSTM runs on a CPU without gradients: what PyTorch computes beside it does not take its cores."""
-        is_used = self.boundary_ids.is_cpu and self.config.architecture == "lstm" and not torch.is_grad_enabled()
+        """Where layers run on a CPU without gradients: what PyTorch computes beside them does not take their cores."""
+        is_used = self.boundary_ids.is_cpu and not torch.is_grad_enabled()
         is_quiet = is_used and cpu.is_available(next(self.parameters()))
         return cpu.without_openmp() if is_quiet else contextlib.nullcontext()
 
@@ -390,138 +389,3 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
         parameters.extend(parameter for parameter in part._parameters.values() if parameter is not None)
         parts.extend(child for child in reversed(part._modules.values()) if child is not None)
     return parameters
-
-
-# ---- checks of ids ---------------------------------------------------------------------------------------------------
-
-
-def token_mask(ids: Tensor, word_ids: WordIds, *, name: str = "ids") -> Tensor:
-    """Check the shifted ids of sentences, and return their mask. The host waits once if the ids are on a GPU.
-
-    Args:
-        ids: (B, T, C), (B, T) or (B, T, 1 + C).
-        word_ids: What the model reads.
-        name: Name of the argument, for messages.
-
-    Returns:
-        (B, T) bool, True at tokens.
-
-    Raises:
-        ValueError: If the ids have a wrong shape, type or range, or padding before a token.
-    """
-    _check_form(ids, word_ids, "B, T", name)
-    mask = ids > 0 if word_ids.num_columns is None else (ids > 0).any(dim=-1)
-    has_gap = (mask[:, 1:] & ~mask[:, :-1]).any()
-    *extremes, gap = torch.cat([_extremes(ids, word_ids), has_gap.to(ids.dtype).view(1)]).tolist()
-    _check_range(extremes, word_ids, name)
-    if gap:
-        raise ValueError(f"{name} have padding before a token: padding belongs at the end of a row")
-    return mask
-
-
-def _check_form(ids: Tensor, word_ids: WordIds, axes: str, name: str) -> None:
-    """Check the class, the shape (axes, columns) and the data type of ids."""
-    check_instance(name, ids, Tensor, "a tensor, as batch_to_ids and ELMo.to_ids make it")
-    columns = word_ids.num_columns
-    num_axes = len(axes.split(", ")) + (columns is not None)
-    if ids.ndim != num_axes or (columns is not None and ids.shape[-1] != columns):
-        wanted = f"({axes})" if columns is None else f"({axes}, {columns})"
-        raise ValueError(f"{name} are {tuple(ids.shape)}, this model reads {wanted}: make them with ELMo.to_ids")
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{name} are {ids.dtype}, not torch.int64: make them with batch_to_ids")
-    check_dense(ids, name)
-
-
-def check_dense(ids: Tensor, name: str) -> None:
-    """Refuse sparse ids."""
-    if ids.layout is not torch.strided:
-        raise ValueError(f"{name} are {ids.layout}, not torch.strided: pass {name}.to_dense()")
-
-
-def _extremes(ids: Tensor, word_ids: WordIds) -> Tensor:
-    """The smallest and the largest id of each part of `word_ids.limits`, one after the other; zeros without ids."""
-    if not ids.numel():
-        return ids.new_zeros(2 * len(word_ids.limits))
-    parts = [ids if word_ids.num_columns is None else ids[..., columns] for columns, _ in word_ids.limits]
-    return torch.stack([extreme for part in parts for extreme in part.aminmax()])
-
-
-def _host_extremes(ids: Tensor, word_ids: WordIds) -> list[int]:
-    """As `_extremes`, of ids on the host, in NumPy: PyTorch would start OpenMP's threads."""
-    values = ids.numpy() if ids.numel() else np.zeros((1, *ids.shape[1:]), np.int64)
-    parts = [values if word_ids.num_columns is None else values[..., columns] for columns, _ in word_ids.limits]
-    return [int(extreme) for part in parts for extreme in (part.min(), part.max())]
-
-
-def _check_range(extremes: Sequence[int], word_ids: WordIds, name: str) -> None:
-    """Check the ids' extremes, those of `_extremes`."""
-    for number, (_, largest) in enumerate(word_ids.limits):
-        lowest, highest = extremes[2 * number : 2 * number + 2]
-        if lowest < 0 or highest > largest:
-            raise ValueError(f"{name} run from {lowest} to {highest}, this model reads 0 to {largest}")
-
-
-# ---- rows of a table -------------------------------------------------------------------------------------------------
-
-
-def distinct_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of ids, and the index of each row among them.
-
-    Rows are compared by a 64-bit hash. If two different rows have the same hash, complete rows are compared.
-
-    Args:
-        ids: (N, C) or (N,).
-
-    Returns:
-        (M, C) or (M,) distinct rows, and (N,) indices.
-    """
-    if not len(ids):
-        return ids, torch.zeros(0, dtype=torch.long, device=ids.device)
-    if ids.ndim == 1:
-        distinct, inverse = torch.unique(ids, return_inverse=True)
-        return distinct, inverse
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(2**62, (ids.shape[1],), generator=generator, dtype=torch.int64) * 2 + 1
-    hashes = (ids.long() * factors.to(ids.device)).sum(dim=1)  # overflows wrap around
-    keys, inverse = torch.unique(hashes, return_inverse=True)
-    first = torch.full((len(keys),), len(ids), dtype=torch.long, device=ids.device)
-    first.scatter_reduce_(0, inverse, torch.arange(len(ids), device=ids.device), "amin")
-    distinct = ids[first]
-    if not torch.equal(distinct[inverse], ids):
-        distinct, inverse = torch.unique(ids, dim=0, return_inverse=True)
-    return distinct, inverse
-
-
-def take_rows(vectors: Tensor, index: Tensor) -> Tensor:
-    """vectors[index], with a gradient that is summed in float32 or wider without sorting the index.
-
-    Args:
-        vectors: (N, P).
-        index: Rows, of any shape.
-
-    Returns:
-        (*index.shape, P).
-    """
-    if not (vectors.requires_grad and torch.is_grad_enabled()):
-        return functional.embedding(index, vectors)  # an index would start OpenMP's threads
-    rows: Tensor = _TakeRows.apply(vectors, index)  # type: ignore[no-untyped-call]
-    return rows
-
-
-class _TakeRows(torch.autograd.Function):
-    """`take_rows` with its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.num_rows, ctx.dtype = len(vectors), vectors.dtype
-        return vectors[index]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_rows: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        values = grad_rows.reshape(-1, grad_rows.shape[-1])
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        sums = values.new_zeros(ctx.num_rows, values.shape[1], dtype=dtype)
-        return sums.index_add_(0, index.reshape(-1), values.to(dtype)).to(ctx.dtype), None

@@ -15,6 +15,7 @@ from elmokit.files import write_json
 from elmokit.pretraining.data import Data
 from elmokit.pretraining.results import TrainingState
 from elmokit.pretraining.settings import PretrainConfig
+from elmokit.progress import format_count
 from elmokit.settings import read_json, to_mapping
 
 RECIPE_FILE = "recipe.json"
@@ -82,24 +83,27 @@ def model_card(
         Markdown.
     """
     reads = "words" if model.num_words is not None else "characters"
-    layers = "transformer blocks" if model.architecture == "transformer" else f"layers of {model.cell_dim} cells"
+    layers = f"{format_count(model.num_layers, 'layer')} of {model.cell_dim} cells"
+    if model.architecture == "transformer":
+        layers = format_count(model.num_layers, "transformer block")
     lines = [
-        f"# A biLM: {model.num_layers} {layers}, {2 * model.projection_dim} dimensions",
+        f"# A biLM: {layers}, {2 * model.projection_dim} dimensions",
         "",
         f"Trained with elmokit for {state.step:,} of {num_steps:,} steps of {config.batch_size} rows x "
-        f"{config.unroll} tokens; it reads {reads} and predicts {len(data.vocabulary):,} words. "
+        f"{config.unroll} tokens; it reads {reads} and predicts {format_count(len(data.vocabulary), 'word')}. "
         f"Its tokenizer is `{tokenizer}`.",
         "",
         '```python\nfrom elmokit import ELMo\n\nmodel = ELMo.from_pretrained("this folder")\n```',
         "",
         "## Data",
         "",
-        f"Training text: {data.train.num_tokens:,} words, {data.train.num_sentences:,} sentences, "
-        f"{data.train.num_documents:,} documents.",
+        f"Training text: {format_count(data.train.num_tokens, 'word')}, "
+        f"{format_count(data.train.num_sentences, 'sentence')}, {format_count(data.train.num_documents, 'document')}.",
     ]
     if data.heldout is not None:
         lines += [
-            f"Held-out text: {data.heldout.num_tokens:,} words; a unigram model has perplexity {unigram:.1f}.",
+            f"Held-out text: {format_count(data.heldout.num_tokens, 'word')}; "
+            f"a unigram model has perplexity {unigram:.1f}.",
             "",
             "## Held-out perplexity",
             "",

@@ -107,7 +107,7 @@ def likeness(model: ELMo, pairs: Sequence[WordPair], *, progress: Progress | Non
     """
     spearmanr = require("scipy.stats", extra="tasks").spearmanr
     if len(pairs) < 2:
-        raise ValueError(f"there are {len(pairs)} pairs: a correlation needs at least two")
+        raise ValueError(f"a correlation needs at least two pairs, not {len(pairs)}")
     # equal words have equal vectors in layer 0, and float32 gives their cosines an order that means nothing
     cosines = np.round(_pair_cosines(model, pairs, progress), 6)
     ratings = np.array([pair.score for pair in pairs])

@@ -38,7 +38,7 @@ from elmokit.tasks.tables import (
     summary_table,
     to_markdown,
 )
-from elmokit.tasks.trainer import Progress, TaskResult, train
+from elmokit.tasks.trainer import Progress, TaskResult, check_folder, train
 
 __all__ = [
     "NAMES",
@@ -136,8 +136,13 @@ def _runs(config: TaskConfig, seeds: Sequence[int], variants: Sequence[ElmoAt]) 
 def _train_together(
     config: TaskConfig, runs: Mapping[Any, TaskConfig], jobs: int | None, report: Callable[..., None]
 ) -> None:
-    """Train all runs, by the arguments of `report` before the progress, if several are to run at the same time."""
+    """Check the folders of all runs. Train the runs, if several are to run at the same time.
+
+    The keys of `runs` are the arguments of `report` before the progress.
+    """
     jobs = choose_jobs(config, len(runs), jobs)
+    for run in runs.values():
+        check_folder(run)
     if jobs > 1:
         keys = list(runs)
         train_side_by_side(list(runs.values()), jobs, lambda number, progress: report(*keys[number], progress))

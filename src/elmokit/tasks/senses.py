@@ -31,6 +31,7 @@ from torch.nn.functional import normalize
 from elmokit.datasets import SenseInstance, SenseSentence, Word, read_sense_index, read_wsd, word_of_sense
 from elmokit.inference.views import SENSE_VERSION, view_of
 from elmokit.network import to_device
+from elmokit.progress import format_count
 from elmokit.tasks import metrics
 from elmokit.tasks.inputs import Inputs
 from elmokit.tasks.lemmas import FoundWord, WordFinder
@@ -301,7 +302,8 @@ class Senses:
             check_tokens(text[name], name, "a list of strings") for name in ("tokens", "lemmas", "pos")
         )
         if not len(tokens) == len(lemmas) == len(tags):
-            raise ValueError(f"{len(tokens)} tokens, {len(lemmas)} lemmas, {len(tags)} pos: pass one of each per token")
+            counts = f"{format_count(len(tokens), 'token')}, {format_count(len(lemmas), 'lemma')}, {len(tags)} pos"
+            raise ValueError(f"{counts}: pass one of each per token")
         instances = [
             SenseInstance("", index, lemma.replace(" ", "_"), KINDS[tag], ())
             for index, (lemma, tag) in enumerate(zip(lemmas, tags, strict=True))

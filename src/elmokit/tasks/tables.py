@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmokit.arguments import check_path, check_paths
+from elmokit.progress import format_count
 from elmokit.settings import from_mapping, read_json
 from elmokit.tasks.settings import ElmoAt
 
@@ -134,7 +135,7 @@ def share_table(comparisons: Mapping[float, Comparison]) -> tuple[list[str], lis
         Column names, and one row per share: mean ± spread of each variant, multiplied by 100.
     """
     first = next(iter(comparisons.values()))
-    title = f"{first.task}: {first.metric} on {first.part}, {len(first.seeds)} seeds"
+    title = f"{first.task}: {first.metric} on {first.part}, {format_count(len(first.seeds), 'seed')}"
     rows = [[percent(share), *map(_mean_and_spread, one.variants)] for share, one in comparisons.items()]
     return [title, *(NAMES[one.elmo_at] for one in first.variants)], rows
 

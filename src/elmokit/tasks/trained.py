@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from elmokit.arguments import check_path, check_string
-from elmokit.files import replacing_together
+from elmokit.files import check_new_folder, replacing_together
 from elmokit.model import ELMo
 from elmokit.network import find_device
 from elmokit.settings import from_mapping, read_json, to_mapping
@@ -129,10 +129,11 @@ class TrainedTask:
             folder: The folder; it is made where it does not exist.
 
         Raises:
-            ValueError: If `folder` is not a path.
+            ValueError: If `folder` is not the path of a folder.
             OSError: If it cannot be written.
         """
         folder, inputs = Path(check_path("folder", folder)), self.network.inputs
+        check_new_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = _with_absolute_paths(self.config)
         values = {

@@ -38,7 +38,7 @@ from elmokit.tasks.task import HasPhrases, HasResources, HasSums, Task, check_re
 from elmokit.tasks.trained import assemble, load_elmo
 from elmokit.text import TREEBANK
 
-__all__ = ["RESULT_FILE", "OnProgress", "Progress", "TaskResult", "train"]
+__all__ = ["RESULT_FILE", "OnProgress", "Progress", "TaskResult", "check_folder", "train"]
 
 RUN_FILE, RESULT_FILE, CHECKPOINT_FOLDER = "run.json", "result.json", "checkpoints"
 TRAINED_WORD_COUNT = 2  # rarer words share the vector of unknown words, which learns from them
@@ -89,8 +89,7 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
     check_callable("on_progress", on_progress)
     out, task = Path(config.out), find_task(config.task)
     check_requirements(task)
-    check_new_folder(out)
-    _refuse_another_run(out, config)
+    check_folder(config)
     if (out / RESULT_FILE).is_file():
         return _read_result(out)
     if out.is_dir():
@@ -101,7 +100,7 @@ def train(config: TaskConfig, *, on_progress: OnProgress | None = None) -> TaskR
         run = _Run(config, task, out, device, on_progress)
         out.mkdir(parents=True, exist_ok=True)
         with _claimed(out):
-            _refuse_another_run(out, config)  # another process may have been faster
+            check_folder(config)  # another process may have been faster
             if (out / RESULT_FILE).is_file():
                 return _read_result(out)
             write_json(out / RUN_FILE, _identity(config))  # after the data was read without an error
@@ -215,7 +214,17 @@ def _identity(config: TaskConfig) -> dict[str, Any]:
     return {**to_mapping(config), "device": None, "cache": None, "out": None}
 
 
-def _refuse_another_run(out: Path, config: TaskConfig) -> None:
+def check_folder(config: TaskConfig) -> None:
+    """Refuse settings whose folder cannot be that of their run.
+
+    Args:
+        config: The settings of a training.
+
+    Raises:
+        ValueError: If `config.out` is a file, or has a run with other settings.
+    """
+    out = Path(config.out)
+    check_new_folder(out)
     if not (out / RUN_FILE).is_file():
         return
     defaults = {one.name: one.default for one in dataclasses.fields(config) if one.default is not dataclasses.MISSING}

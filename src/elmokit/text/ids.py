@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.config import BiLMConfig
+from elmokit.progress import format_count
 from elmokit.text.characters import BOS_TOKEN, EOS_TOKEN, NUM_CHARACTERS, words_to_ids
 from elmokit.text.lexicon import Lexicon, lexicon_boundaries
 from elmokit.text.vocabulary import Vocabulary
@@ -113,7 +114,7 @@ class TableIds:
         return [] if self.vocabulary is None else [self.vocabulary.words]
 
     def describe(self) -> str:
-        return f"{self.num_words:,} words"
+        return format_count(self.num_words, "word")
 
     def ids(self, words: Sequence[str]) -> Ids:
         if self.vocabulary is None:
@@ -148,7 +149,7 @@ class LexiconIds:
         return [] if self.lexicon is None else [self.lexicon.characters, self.lexicon.words]
 
     def describe(self) -> str:
-        return f"{self.num_characters:,} characters and {self.num_words:,} words"
+        return _lexicon_sizes(self.num_characters, self.num_words)
 
     def ids(self, words: Sequence[str]) -> Ids:
         if self.lexicon is None:
@@ -172,19 +173,24 @@ def make_word_ids(
     """
     expected = None
     if config.num_lexicon_characters is not None:
-        expected = f"{config.num_lexicon_characters} characters and {config.num_lexicon_words} words"
-    actual = None if lexicon is None else f"{len(lexicon.characters)} characters and {len(lexicon.words)} words"
+        expected = _lexicon_sizes(config.num_lexicon_characters, config.num_lexicon_words)
+    actual = None if lexicon is None else _lexicon_sizes(len(lexicon.characters), len(lexicon.words))
     if actual != expected:
         raise ValueError(f"{source}: a lexicon of {actual or 'nothing'}, the model asks for {expected or 'none'}")
     if config.num_words is not None and (vocabulary is None or len(vocabulary) != config.num_words):
-        problem = "it is missing" if vocabulary is None else f"this one has {len(vocabulary)} words"
-        raise ValueError(f"{source}: a word-level model of {config.num_words} words needs its vocabulary: {problem}")
+        problem = "it is missing" if vocabulary is None else f"this one has {format_count(len(vocabulary), 'word')}"
+        size = format_count(config.num_words, "word")
+        raise ValueError(f"{source}: a word-level model of {size} needs its vocabulary: {problem}")
     return _make(config, vocabulary, lexicon)
 
 
 def word_ids_of_sizes(config: BiLMConfig) -> WordIds:
     """The `WordIds` of a biLM, which does not know its words: boundaries and limits only."""
     return _make(config, None, None)
+
+
+def _lexicon_sizes(num_characters: int, num_words: int) -> str:
+    return f"{format_count(num_characters, 'character')} and {format_count(num_words, 'word')}"
 
 
 def _make(config: BiLMConfig, vocabulary: Vocabulary | None, lexicon: Lexicon | None) -> WordIds:

@@ -6,7 +6,7 @@ phrase, among the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from elmokit.text.tokenizer import TREEBANK, Tokenizer
@@ -111,10 +111,34 @@ def find_phrase(phrase: str, tokens: Sequence[str], tokenizer: Tokenizer = TREEB
     """
     parts = tokenizer(phrase)
     for normalize in (str, str.casefold):
-        sentence = [normalize(token) for token in tokens]
-        for wanted in ([phrase], parts):  # a list of tokens may have the phrase as one token
-            wanted = [normalize(part) for part in wanted]
-            for start in range(len(sentence) - len(wanted) + 1) if wanted else ():
-                if sentence[start : start + len(wanted)] == wanted:
-                    return start, start + len(wanted)
+        for place in phrase_places(phrase, parts, tokens, normalize):
+            return place
     raise ValueError(f"the word {phrase!r} is not in the sentence; its tokens are {list(tokens)}")
+
+
+def phrase_places(
+    phrase: str, parts: Sequence[str], tokens: Sequence[str], normalize: Callable[[str], str] = str.casefold
+) -> Iterator[tuple[int, int]]:
+    """Every occurrence of a word or a phrase, from left to right; they do not overlap.
+
+    Args:
+        phrase: The phrase, which a list of tokens may have as one token.
+        parts: Its tokens, as the tokenizer splits it.
+        tokens: The tokens of a sentence.
+        normalize: Applied to tokens before they are compared. By default upper and lower case are the same.
+
+    Yields:
+        (start, end): the phrase is `tokens[start:end]`.
+    """
+    whole, wanted = normalize(phrase), [normalize(part) for part in parts]
+    words = [normalize(token) for token in tokens]
+    if whole not in words and (not wanted or wanted[0] not in words):
+        return
+    start = 0
+    while start < len(words):
+        size = 1 if words[start] == whole else len(wanted)
+        if words[start] == whole or (wanted and words[start : start + size] == wanted):
+            yield start, start + size
+            start += size
+        else:
+            start += 1

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from elmokit.inference.views import View, default_layers, view_of
 from elmokit.model import ELMo
+from elmokit.progress import format_count
 from elmokit.serve import schemas, wire
 from elmokit.serve.engine import (
     Reduce,
@@ -73,7 +74,8 @@ def add_vectors(app: FastAPI, readers: Readers) -> None:
         reduce = chosen_layers(numbers, num_layers)
         if body.weights is not None:
             if len(body.weights) != len(numbers):
-                raise ValueError(f"there are {len(numbers)} layers and {len(body.weights)} weights: send one per layer")
+                counts = f"{format_count(len(numbers), 'layer')} came with {format_count(len(body.weights), 'weight')}"
+                raise ValueError(f"{counts}: send one weight per layer")
             reduce = weighted_sum(reduce, body.weights, body.gamma)
         elif body.gamma != 1.0:
             raise ValueError("gamma belongs to a mix: send weights too, [0, 0, …] for the average")
