@@ -19,24 +19,26 @@ import argparse
 import collections
 import dataclasses
 import gzip
-import hashlib
 import html
 import json
 import random
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from english_text import (
+import sources
+from sources import (
     Progress,
     Work,
+    files_of,
     git_directory,
     head,
     list_files,
     markdown_paragraphs,
     million,
+    number_of,
     read_files,
     row,
     shuffled,
@@ -44,23 +46,12 @@ from english_text import (
 
 from elmokit.text.han import sentence_ends
 
-Reader = Callable[[str, str], Iterator[Work]]  # (path in the repository, text of the file) -> works
-
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class Source(sources.Source):
     """A row of the table of sources."""
 
-    name: str
-    repository: str
-    commit: str
-    paths: tuple[str, ...]  # folders or files of the repository
-    pattern: str  # regular expression that a path must match
-    kind: str
-    licence: str
-    reader: Reader
     heldout: int  # one work in so many is held out
-    fewest: int = 3  # sentences that a document must have
 
 
 # ---- readers ---------------------------------------------------------------------------------------------------------
@@ -311,11 +302,6 @@ def block_sets(blocked: Blocked, folder: Path) -> None:
 # ---- all sources -----------------------------------------------------------------------------------------------------
 
 
-def number_of(text: str) -> int:
-    """A 64-bit number for a text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
 class Corpus:
     """The sentences that have been kept so far, and the rules that a document must pass."""
 
@@ -344,7 +330,7 @@ class Corpus:
                     counts["characters, evaluation sets"] += num_han
                     counts[f"sentences, {block}"] += 1
                     continue
-                number = number_of(key)
+                number = number_of(key.encode())
                 if number in numbers or (
                     number in self.seen if num_han > self.longest_free else self.short[key] >= self.most_repeats
                 ):
@@ -371,11 +357,10 @@ def read_source(
     source: Source, clones: Path, corpus: Corpus, counts: collections.Counter[str], most_files: int | None
 ) -> Iterator[tuple[bool, list[str]]]:
     """(whether it is held out, sentences) of each document of a source."""
-    directory = git_directory(clones, source.repository)
-    if directory is None:
-        print(f"{source.name}: no clone of {source.repository}, skipped", file=sys.stderr)
+    found = files_of(source, clones)
+    if found is None:
         return
-    files = [file for file in list_files(directory, source.commit, source.paths) if re.search(source.pattern, file[0])]
+    directory, files = found
     progress = Progress(source.name)
     for path, text in read_files(directory, shuffled(files)[:most_files]):
         counts["files"] += 1
@@ -383,7 +368,7 @@ def read_source(
             for document in work.documents:
                 sentences = corpus.admit(document, source.fewest, counts)
                 if sentences:
-                    number = number_of("held out " + work.title)
+                    number = number_of(f"held out {work.title}".encode())
                     heldout = bool(source.heldout) and number % source.heldout == 7
                     yield heldout, sentences if heldout or number % 16 else list(map(half_width, sentences))
         shown = {"files": counts["files"], "words read": counts["characters read"], "words": counts["characters"]}

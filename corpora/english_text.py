@@ -23,110 +23,48 @@ import collections
 import dataclasses
 import glob
 import gzip
-import hashlib
 import html
 import json
 import lzma
 import random
 import re
-import subprocess
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# ---- the unit of reading ---------------------------------------------------------------------------------------------
+import sources
+from sources import (
+    TAG,
+    M,
+    Progress,
+    Work,
+    files_of,
+    git_directory,
+    head,
+    list_files,
+    markdown_paragraphs,
+    million,
+    number_of,
+    read_files,
+    row,
+    shuffled,
+)
 
-
-class Work(NamedTuple):
-    """A book, an article, a speech: documents, each a list of paragraphs."""
-
-    title: str
-    documents: list[list[str]]
-    author: str = ""
-
-
-Reader = Callable[[str, str], Iterator[Work]]  # (path in the repository, text of the file) -> works
+# ---- the table of sources --------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class Source(sources.Source):
     """A row of the table of sources. Numbers of words count runs of characters between spaces."""
 
-    name: str
-    repository: str
-    commit: str
-    paths: tuple[str, ...]  # folders or files of the repository
-    pattern: str  # regular expression that a path must match
-    kind: str
-    licence: str
-    reader: Reader
     cap: int  # words to keep at most
     author_cap: int = 0  # words to keep at most per author, 0 for no limit
-    fewest: int = 3  # sentences that a document must have
     overlap: float = 0.5  # share of sentences seen before from which a document counts as a copy
     unknown: float = 0.10  # share of lowercase words outside the vocabulary up to which a document is English
     holes: float = 1.0  # share of sentences with a hole, where markup was removed, from which a document is left out
     newest: str = ""  # regular expression with groups 1 (id) and 2 (version): only the newest version of an id is read
-
-
-# ---- git ------------------------------------------------------------------------------------------------------------
-
-
-def git_directory(clones: Path, repository: str) -> Path | None:
-    """The git directory of a clone, or None if there is none."""
-    owner, name = repository.split("/")
-    for folder in (clones / f"{owner}+{name}", clones / owner / name):
-        for candidate in (folder, folder / ".git", folder / "repo", folder / "repo" / ".git"):
-            if (candidate / "HEAD").is_file() and (candidate / "objects").is_dir():
-                return candidate
-    return None
-
-
-def list_files(directory: Path, commit: str, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """(path, blob id) of every file under `paths` at `commit`."""
-    command = ["git", f"--git-dir={directory}", "ls-tree", "-r", "-z", commit, "--", *paths]
-    listing = subprocess.run(command, check=True, capture_output=True).stdout.decode("utf-8", "replace")
-    files = []
-    for row in filter(None, listing.split("\0")):
-        meta, path = row.split("\t", 1)
-        mode, kind, blob = meta.split()
-        if kind == "blob" and mode != "120000":
-            files.append((path, blob))
-    return files
-
-
-def read_files(directory: Path, files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """(path, text) of each file whose blob the clone has."""
-    command = ["git", f"--git-dir={directory}", "cat-file", "--batch"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for path, blob in files:
-            process.stdin.write(f"{blob}\n".encode())
-            process.stdin.flush()
-            header = process.stdout.readline().split()
-            if header[-1] == b"missing":
-                continue
-            content = process.stdout.read(int(header[2]) + 1)[:-1]
-            yield path, decode(content)
-        process.stdin.close()
-
-
-def decode(content: bytes) -> str:
-    """Text of a file in UTF-8 or else Windows-1252, with \\n as line end."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("cp1252", "replace")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def shuffled(files: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The files in an order that depends on their paths alone, so that a cap takes a fair sample."""
-    return sorted(files, key=lambda file: hashlib.blake2b(file[0].encode(), digest_size=8).digest())
 
 
 def newest_versions(files: list[tuple[str, str]], pattern: str) -> list[tuple[str, str]]:
@@ -264,7 +202,6 @@ def read_press_release(path: str, text: str) -> Iterator[Work]:
         yield Work(path, [[line for line in lines if line.count(" ") > 5]])
 
 
-_TAG = re.compile(r"<[^>]*>")
 _TEI_DROPPED = re.compile(
     r"<(note|table|figure|head|lg|listBibl|bibl|list|opener|closer|byline|dateline|salute|signed|trailer|fw|figDesc|"
     r"speaker|stage|argument|epigraph|frus:attachment-meta|abbr|del|sic)\b[^>]*?(?<!/)>.*?</\1>",
@@ -277,7 +214,7 @@ _COMMENT = re.compile(r"<!--.*?-->|<\?.*?\?>", re.S)
 
 def strip_tags(markup: str) -> str:
     """The text of XML markup, with single spaces."""
-    return " ".join(html.unescape(_TAG.sub("", markup)).split())
+    return " ".join(html.unescape(TAG.sub("", markup)).split())
 
 
 def read_tei(path: str, text: str) -> Iterator[Work]:
@@ -420,46 +357,6 @@ def cut_long(documents: list[list[str]], words: int = 6000) -> list[list[str]]:
     return short
 
 
-_MARKDOWN_BLOCK = re.compile(
-    r"\A---\n.*?\n---\n|^[ >]*(```|~~~).*?^[ >]*\1[^\n]*$|<!--.*?-->|"
-    r"<(table|pre|script|style|details)\b.*?</\2>|\{\{<? ?/?comment.*?\}\}",
-    re.S | re.M,
-)
-_LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\])")
-_TOOLTIP = re.compile(r'\{\{< *glossary_tooltip[^>]*?text="([^"]*)"[^>]*>\}\}')
-
-
-def _code_span(match: re.Match[str]) -> str:
-    """Code in a sentence: a name stays, anything else marks the sentence as no prose."""
-    return match[1] if re.fullmatch(r"[\w.,:/ '\"()-]+", match[1]) else "\ufffd"
-
-
-def markdown_paragraphs(text: str) -> list[str]:
-    """Paragraphs and list items of Markdown, without code, tables, headings, images and link targets."""
-    text = _MARKDOWN_BLOCK.sub("", text)
-    text = re.sub(r"`+([^`\n]+)`+", _code_span, text)
-    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
-    text = _TOOLTIP.sub(r"\1", _LINK.sub(r"\1", text))
-    blocks: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        bare = re.sub(r"^[\s>]*(?:[-*+] |\d+[.)] )?\s*", "", line)
-        if not bare or (line.startswith(("    ", "\t")) and bare == line.lstrip() and not blocks[-1]):
-            blocks.append([])  # an empty line, or indented code
-        elif bare[0] in "#|:[!{<=-" and not re.match(r"\[[^\]]+\][^(:]", bare):
-            blocks.append([])  # a heading, a table, a directive, a link definition
-        else:
-            if bare != line.lstrip():
-                blocks.append([])
-            blocks[-1].append(bare)
-    paragraphs = []
-    for block in filter(None, blocks):
-        paragraph = re.sub(r"<(?:xref|https?)[^>]*>", "\ufffd", " ".join(block))
-        paragraph = re.sub(r"\*{1,3}(?=\S)(.+?)(?<=\S)\*{1,3}", r"\1", _TAG.sub("", paragraph))
-        paragraph = re.sub(r"(?<!\w)__?(?=\S)(.+?)(?<=\S)__?(?!\w)", r"\1", paragraph)
-        paragraphs.append(html.unescape(paragraph).replace("\\", ""))
-    return paragraphs
-
-
 def read_markdown(path: str, text: str) -> Iterator[Work]:
     """A page in Markdown: its paragraphs and list items of more than five words."""
     yield Work(path, [[paragraph for paragraph in markdown_paragraphs(text) if paragraph.count(" ") > 4]])
@@ -511,7 +408,6 @@ def read_dialogues(path: str, text: str) -> Iterator[Work]:
 
 # ---- the table of sources --------------------------------------------------------------------------------------------
 
-M = 1_000_000
 SOURCES = [
     Source("wikipedia-2023", "kirito-0512/data", "433692870f44", ("dump",), r"\.txt$", "encyclopedia",
            "CC BY-SA 4.0", read_numbered_article, 60 * M, fewest=5, overlap=0.3, unknown=0.15),
@@ -708,11 +604,6 @@ _NO_LETTERS = bytes(set(range(128)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789
 def letters_of(sentence: str) -> bytes:
     """What two sentences are compared by: letters a to z and digits, in lower case."""
     return sentence.lower().encode("ascii", "ignore").translate(None, _NO_LETTERS)
-
-
-def number_of(letters: bytes) -> int:
-    """A 64-bit number for the letters of a sentence."""
-    return int.from_bytes(hashlib.blake2b(letters, digest_size=8).digest(), "little")
 
 
 # ---- what must stay out ----------------------------------------------------------------------------------------------
@@ -1011,31 +902,12 @@ class Output:
         (self.folder / f"{self.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-class Progress:
-    """A line on stderr every few seconds."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.begin, self.last = name, time.monotonic(), 0.0
-
-    def show(self, counts: collections.Counter[str], *, end: bool = False) -> None:
-        now = time.monotonic()
-        if end or now - self.last > 10:
-            self.last = now
-            print(
-                f"{self.name}: {counts['files']:,} files, {counts['words read'] / 1e6:.2f}M words read, "
-                f"{counts['words'] / 1e6:.2f}M kept, {now - self.begin:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
 def make_source(source: Source, clones: Path, corpus: Corpus, out: Path) -> bool:
     """Write the text of one source; False if it has no clone."""
-    directory = git_directory(clones, source.repository)
-    if directory is None:
-        print(f"{source.name}: no clone of {source.repository}, skipped", file=sys.stderr)
+    found = files_of(source, clones)
+    if found is None:
         return False
-    files = [file for file in list_files(directory, source.commit, source.paths) if re.search(source.pattern, file[0])]
+    directory, files = found
     if source.newest:
         files = newest_versions(files, source.newest)
     counts: collections.Counter[str] = collections.Counter()
@@ -1114,21 +986,6 @@ _STEPS = [
     ),
     ("documents too short", ("document too short",)),
 ]
-
-
-def row(*cells: object) -> str:
-    """A row of a Markdown table; numbers of words are given in millions by `million`."""
-    return "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |"
-
-
-def million(words: int) -> str:
-    """Words in millions, with two decimals."""
-    return f"{words / M:.2f}"
-
-
-def head(title: str, *columns: str, left: int) -> list[str]:
-    """A heading and the first two lines of a Markdown table whose first `left` columns are text."""
-    return ["", f"## {title}", "", row(*columns), "|" + "---|" * left + "---:|" * (len(columns) - left)]
 
 
 def table(out: Path, blocked: Blocked) -> str:
