@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import reference
 from elmokit import BiLM, BiLMConfig, ELMo
+from elmokit.storage.official import read_official
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels then run on the CPU
@@ -70,6 +71,13 @@ class OfficialModel(NamedTuple):
     def ids(self, sentences: list[list[str]]) -> torch.Tensor:
         """The sentences as one padded batch, spelled by the reference."""
         return torch.from_numpy(reference.shifted_ids(self.options, sentences, self.vocabulary))
+
+    def bilm(self) -> BiLM:
+        """The package's network with these weights, read from the files."""
+        config, weights = read_official(self.options_path, self.weights_path)
+        bilm = BiLM(config)
+        bilm.load_state_dict(weights)
+        return bilm.eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="session")
