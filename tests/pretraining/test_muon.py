@@ -1,61 +1,25 @@
 """Muon: an update is that of the definition in NumPy, a run that stops resumes bit by bit, and it learns."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import MODEL
+from tiny_runs import BLOCKS, MODEL, MUON, assert_stopped_run_resumes, make_learner, rates, step_batches
 
-from elmokit.corpus import Streams, build_vocabulary, prepare
-from elmokit.pretraining import PretrainConfig, muon, pretrain
-from elmokit.pretraining.batches import BatchMaker, StepBatches
-from elmokit.pretraining.optimizers import Rates
-from elmokit.pretraining.processes import Processes
-from elmokit.pretraining.step import LanguageModel, Learner
+from elmokit.config import BiLMConfig
+from elmokit.pretraining import muon, pretrain
+from elmokit.pretraining.step import Learner
 from elmokit.storage.snapshots import Snapshots
 
-SETTINGS = {
-    "batch_size": 4, "unroll": 5, "steps": 40, "eval_every": 10, "checkpoint_every": 10, "log_every": 10,
-    "loss": "full", "optimizer": "muon", "learning_rate": 0.01, "warmup_steps": 2, "final_rate": 0.1, "clip_norm": 1.0,
-    "ema_decay": 0.9, "dropout": 0.1, "state_reset": 0.2, "eval_batch_size": 2, "tensorboard": False, "device": "cpu",
-    "tokenized": True,
-}  # fmt: skip
+RUN = {**MUON, "steps": 40, "eval_every": 10, "checkpoint_every": 10, "log_every": 10}
 BY_MUON = {
     *(f"bilm.layers.{n}.{kind}" for n in (0, 1) for kind in ("input_weight", "recurrent_weight", "projection")),
     *(f"bilm.char_encoder.highways.0.{kind}.weight" for kind in ("transform", "carry")),
     "bilm.char_encoder.projection.weight",
 }
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    lines = [f"{who} left the {what} by the {where} ." for who in ("she", "he", "nobody")
-             for what, where in (("money", "bank"), ("fish", "river"), ("bread", "oven"))]  # fmt: skip
-    (folder / "train.txt").write_text("\n".join(lines * 20) + "\n")
-    (folder / "heldout.txt").write_text("\n".join(lines) + "\n")
-    return {"train": str(folder / "train.txt"), "heldout": str(folder / "heldout.txt")}
-
-
-@pytest.fixture(scope="module")
-def corpus(text, tmp_path_factory):
-    vocabulary = build_vocabulary(text["train"], tokenized=True)
-    return prepare(text["train"], tmp_path_factory.mktemp("corpus"), vocabulary=vocabulary, tokenized=True)
-
-
-def make_learner(corpus, *, dtype=torch.float64, device="cpu", model=MODEL, **settings):
-    torch.manual_seed(0)
-    made = LanguageModel(model, int(corpus.form_targets.max()) + 1).to(dtype)
-    config = PretrainConfig(train="-", out="-", **{**SETTINGS, **settings})
-    return Learner(made, config, Processes(device=torch.device(device)))
-
-
-def make_steps(corpus, number, *, static_shapes=False):
-    streams = Streams(corpus, batch_size=4, unroll=5, seed=1)
-    maker = BatchMaker(corpus, MODEL, static_shapes=static_shapes)
-    return [StepBatches([maker.make(streams.next())], streams.state) for _ in range(number)]
 
 
 def orthogonal(matrix):
@@ -85,11 +49,13 @@ def expected_update(name, momentum):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_updates_are_those_of_the_definition(corpus, weight_decay):
-    learner = make_learner(corpus, dropout=0.0, ema_decay=None, weight_decay=weight_decay)
+    learner = make_learner(
+        corpus, dtype=torch.float64, **{**MUON, "dropout": 0.0, "ema_decay": None, "weight_decay": weight_decay}
+    )
     parameters = dict(learner.model.named_parameters())
     assert set(learner.optimizer._muon_names) == BY_MUON
     momenta = {name: np.zeros(parameters[name].shape) for name in BY_MUON}
-    for number, given in enumerate(make_steps(corpus, 3), 1):
+    for number, given in enumerate(step_batches(corpus, 3), 1):
         before = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}
         learner._batches = given.batches
         learner._find_gradients()
@@ -106,10 +72,12 @@ def test_updates_are_those_of_the_definition(corpus, weight_decay):
 
 
 def test_other_parameters_than_matrices_take_the_steps_of_adamw(corpus):
-    learner, other = (make_learner(corpus, optimizer=optimizer) for optimizer in ("muon", "adamw"))
-    (given,) = make_steps(corpus, 1)
+    learner, other = (
+        make_learner(corpus, dtype=torch.float64, **{**MUON, "optimizer": optimizer}) for optimizer in ("muon", "adamw")
+    )
+    (given,) = step_batches(corpus, 1)
     for one in (learner, other):
-        one.step(given, Rates(1, 0.02, 0.02, 0.1))
+        one.step(given, rates(1, learning_rate=0.02, output_learning_rate=0.02))
     for (name, found), expected in zip(learner.model.named_parameters(), other.model.parameters(), strict=True):
         assert torch.equal(found, expected) == (name not in BY_MUON), name
 
@@ -129,7 +97,7 @@ def test_a_gradient_of_zeros_changes_nothing():
 
 
 def test_it_learns(text, tmp_path):
-    settings = {**SETTINGS, "batch_size": 8, "steps": 150, "eval_every": 50, "learning_rate": 0.03, "dropout": 0.0}
+    settings = {**RUN, "batch_size": 8, "steps": 150, "eval_every": 50, "learning_rate": 0.03, "dropout": 0.0}
     found = pretrain(**text, model=MODEL, out=tmp_path, **settings)
     assert found.best_step == 150
     assert found.last.both < 0.5 * found.unigram
@@ -137,8 +105,8 @@ def test_it_learns(text, tmp_path):
 
 @pytest.mark.parametrize("loss", [{}, {"loss": "sampled", "num_negatives": 4}], ids=["full", "sampled"])
 def test_a_run_that_stopped_resumes_bit_by_bit(text, tmp_path, loss):
-    settings = {**SETTINGS, **loss}
-    pretrain(**text, model=MODEL, out=tmp_path / "whole", **settings)
+    settings = {**RUN, **loss}
+    run = functools.partial(pretrain, **text, model=MODEL, **settings)
     step, left = Learner.step, [25]
 
     def until(self, *given):
@@ -147,29 +115,42 @@ def test_a_run_that_stopped_resumes_bit_by_bit(text, tmp_path, loss):
             raise KeyboardInterrupt
         step(self, *given)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "step", until)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(**text, model=MODEL, out=tmp_path / "stopped", **settings)
-    assert Snapshots(tmp_path / "stopped" / "checkpoints").newest() == 20
-    pretrain(**text, model=MODEL, out=tmp_path / "stopped", **settings)
-    for name in ("model.safetensors", "softmax.safetensors", "metrics.jsonl"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    last = [Snapshots(tmp_path / name / "checkpoints").load(40).tensors for name in ("whole", "stopped")]
-    assert last[0].keys() == last[1].keys() >= {"means", "average"}
-    assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+    def stop_in_step_25(out):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Learner, "step", until)
+            with pytest.raises(KeyboardInterrupt):
+                run(out=out)
+
+    assert_stopped_run_resumes(tmp_path, run, stop_in_step_25)
+    last = Snapshots(tmp_path / "complete" / "checkpoints").load(40).tensors
+    assert {"means", "average"} <= set(last)
+
+
+LSTM = dataclasses.replace(MODEL, cell_dim=64, projection_dim=32)
+TRANSFORMER = dataclasses.replace(BLOCKS, projection_dim=32, feedforward_dim=64)
 
 
 @pytest.mark.gpu
-def test_a_gpu_takes_the_same_steps_recorded_or_not(corpus, caplog):
-    model = dataclasses.replace(MODEL, cell_dim=64, projection_dim=32)
+@pytest.mark.parametrize(
+    ("model", "precision", "state_reset"),
+    [
+        (LSTM, "float32", 0.2),
+        (TRANSFORMER, "float32", 0.3),
+        (TRANSFORMER, "float32", 1.0),
+        (TRANSFORMER, "bfloat16", 0.3),
+        (TRANSFORMER, "bfloat16", 1.0),
+    ],
+    ids=lambda value: value.architecture if isinstance(value, BiLMConfig) else None,
+)
+def test_a_gpu_takes_the_same_steps_recorded_or_not(corpus, caplog, model, precision, state_reset):
+    settings = {**MUON, "device": "cuda", "dropout": 0.0, "precision": precision, "state_reset": state_reset}
 
     def losses(*, recorded):
-        learner = make_learner(corpus, dtype=torch.float32, device="cuda", model=model, dropout=0.0)
+        learner = make_learner(corpus, model=model, **settings)
         learner._recorder._works = recorded
         found = []
-        for number, given in enumerate(make_steps(corpus, 10, static_shapes=True), 1):
-            learner.step(given, Rates(number, 0.01, 0.01, 0.1))
+        for number, given in enumerate(step_batches(corpus, 10, model=model, static_shapes=True), 1):
+            learner.step(given, rates(number, learning_rate=0.01, output_learning_rate=0.01))
             learner.finish()
             found.append(learner.loss_sums.tolist())
         return found

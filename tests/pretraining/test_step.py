@@ -5,39 +5,40 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tiny_runs import MODEL, SETTINGS, make_learner, step_batches
+from tiny_runs import BLOCKS, MODEL, SETTINGS, make_learner, step_batches
 
 import reference
-from elmokit.corpus import Corpus, Streams, prepare
-from elmokit.network import BiLM
+import reference_transformer
+from elmokit.corpus import Streams, prepare
+from elmokit.network import AttentionState, BiLM, BiLMState
 from elmokit.pretraining import (
     pretrain,
 )
 from elmokit.pretraining.batches import BatchMaker, Loader
 from elmokit.pretraining.step import Learner
-from elmokit.storage.official import read_official
 from elmokit.text import Vocabulary, words_to_ids
+from transformer_models import random_transformer
 
 
 @pytest.mark.parametrize(
-    ("loss", "model"),
+    ("model", "settings"),
     [
-        ("full", MODEL),
-        ("sampled", MODEL),
-        ("full", dataclasses.replace(MODEL, activation="tanh", skip_connections=False, cell_clip=0.2, proj_clip=0.1)),
-        ("full", dataclasses.replace(MODEL, num_words=20)),
+        (MODEL, {}),
+        (MODEL, {"loss": "sampled", "num_negatives": 8}),
+        (dataclasses.replace(MODEL, activation="tanh", skip_connections=False, cell_clip=0.2, proj_clip=0.1), {}),
+        (dataclasses.replace(MODEL, num_words=20), {}),
+        (BLOCKS, {}),
+        (BLOCKS, {"state_reset": 1.0}),
     ],
-    ids=["full", "sampled", "clipped", "words"],
+    ids=["full", "sampled", "clipped", "words", "transformer", "transformer without state"],
 )
-def test_the_gradient_of_every_parameter_equals_finite_differences(corpus, loss, model):
-    learner = make_learner(corpus, dtype=torch.float64, model=model, loss=loss, num_negatives=8, dropout=0.0)
+def test_the_gradient_of_every_parameter_equals_finite_differences(corpus, model, settings):
+    learner = make_learner(corpus, dtype=torch.float64, model=model, **{"dropout": 0.0, **settings})
     batch = step_batches(corpus, 1, model=model)[0].batches[0]
     rng = torch.Generator().manual_seed(3)
-    state = type(learner.state)(
-        *(torch.randn(part.shape, generator=rng, dtype=part.dtype) * 0.1 for part in learner.state)
-    )
+    state = random_state(learner.state, rng)
     negatives = None
-    if loss == "sampled":
+    if settings.get("loss") == "sampled":
         negatives = (learner.sampler.sample(rng), learner.sampler.sample(rng))
 
     def total() -> torch.Tensor:
@@ -66,16 +67,55 @@ def test_the_gradient_of_every_parameter_equals_finite_differences(corpus, loss,
             assert found == pytest.approx(measured, rel=1e-5, abs=1e-8), name
 
 
-def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_streams(corpus, official_model):
+def random_state(like, rng):
+    """A state of the same shapes; the four rows of a transformer have 3, 0, 1 and 2 tokens before them."""
+    if isinstance(like, BiLMState):
+        return BiLMState(*(torch.randn(part.shape, generator=rng, dtype=part.dtype) * 0.1 for part in like))
+    if isinstance(like, AttentionState):
+        past = [torch.randn(part.shape, generator=rng, dtype=part.dtype) for part in like[:2]]
+        return AttentionState(*past, torch.tensor([[[3, 0, 1, 2]]]))
+    return None  # of a run that carries nothing
+
+
+def lstm_and_its_reference(official_model):
+    """A biLM, and read(direction, words, state) of the reference: the top layer (T, P) and the state after it."""
     official = official_model(seed=2)
-    options, arrays = official.options, official.arrays
-    model_config, weights = read_official(official.options_path, official.weights_path)
-    learner = make_learner(corpus, model=model_config, dropout=0.0)
-    learner.model.bilm.load_state_dict(weights)
+
+    def read(which, words, state):
+        x = np.array([reference.token_vector(official.options, official.arrays, word) for word in words])
+        outputs, state = reference.direction(official.options, official.arrays, which, x, state)
+        return outputs[-1], state
+
+    return official.bilm(), read
+
+
+def transformer_and_its_reference(official_model):
+    """As `lstm_and_its_reference`; the state is the past of all tokens."""
+    model = random_transformer(2, attention_window=6)
+
+    def read(which, words, past):
+        past, tops = {} if past is None else past, []
+        for word in words:
+            x = reference_transformer.norm(reference_transformer.token_vector(model.sizes, model.arrays, word, None))
+            tops.append(reference_transformer.read(model.sizes, model.arrays, which, x, past)[-1])
+        return np.stack(tops), past
+
+    return model.bilm(), read
+
+
+@pytest.mark.parametrize(
+    "bilm_and_its_reference", [lstm_and_its_reference, transformer_and_its_reference], ids=["lstm", "transformer"]
+)
+def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_streams(
+    corpus, official_model, bilm_and_its_reference
+):
+    bilm, read = bilm_and_its_reference(official_model)
+    learner = make_learner(corpus, model=bilm.config, dropout=0.0)
+    learner.model.bilm.load_state_dict(bilm.state_dict())
     streams = Streams(corpus, batch_size=3, unroll=4, seed=1)
-    maker = BatchMaker(corpus, model_config, static_shapes=False)
+    maker = BatchMaker(corpus, bilm.config, static_shapes=False)
     state = learner.model.bilm.initial_state(3)
-    spelled = {row.tobytes(): word for word, row in _spellings(corpus)}
+    spelled = {row.tobytes(): word for word, row in _spellings()}
     softmax = {n: p.detach().numpy().astype(np.float64) for n, p in learner.model.output.named_parameters()}
     carried: list = [[None] * 3, [None] * 3]
     for _ in range(3):
@@ -89,18 +129,17 @@ def test_the_losses_are_those_of_the_reference_with_state_carried_in_both_stream
             losses = []
             for row in range(3):
                 words = [spelled[np.asarray(corpus.forms)[form].tobytes()] for form in inputs[row]]
-                x = np.array([reference.token_vector(options, arrays, word) for word in words])
-                outputs, carried[which][row] = reference.direction(options, arrays, which, x, carried[which][row])
-                logits = outputs[-1] @ softmax["weight"].T + softmax["bias"]
+                outputs, carried[which][row] = read(which, words, carried[which][row])
+                logits = outputs @ softmax["weight"].T + softmax["bias"]
                 log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
                 losses += [-log_probs[t, target] for t, target in enumerate(targets[row])]
             assert float(found) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def _spellings(corpus: Corpus):
+def _spellings():
+    """(word, its ids) of all words of the text."""
     grammar = "she he left the money fish bread by bank river oven today quietly ."
-    words = ["<S>", "</S>", *grammar.split()]
-    words += [f"visitor{number}" for number in range(40)]
+    words = ["<S>", "</S>", *grammar.split(), *(f"visitor{number}" for number in range(40))]
     return zip(words, words_to_ids(words), strict=True)
 
 
