@@ -2,7 +2,7 @@
 
 Input: the settings of trainings, and how many of them run at once. Output: their folders, as `train` writes them.
 
-A small training waits for its own Python code and kernel launches, not for the GPU, so that several of them share one.
+A small training waits for its own Python code, not for the GPU, so that several of them share one.
 The process of a training is `python -m elmokit.tasks.side_by_side`, not a fork of this one: CUDA cannot be used in a
 fork, and a script needs no `if __name__ == "__main__"`.
 
