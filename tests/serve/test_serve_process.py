@@ -1,7 +1,6 @@
 """The verb `serve` as a process: it ends well, its workers share memory, and the examples of its page run."""
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -9,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -89,56 +87,6 @@ def test_sigterm_under_load_answers_everything_and_ends_with_zero(folder):
             thread.join(60)
     assert set(answers) == {200}
     assert running.log[-1]["message"] == "ended"
-
-
-SLOW_WORKERS = """
-import time
-
-from elmokit.cli.serve import serve
-from elmokit.serve import app
-
-create_app = app.create_app
-
-def create_slowly(*arguments, **settings):
-    time.sleep(2)
-    return create_app(*arguments, **settings)
-
-app.create_app = create_slowly
-serve()
-"""
-
-
-def test_sigterm_while_workers_start_answers_the_connections_that_wait(folder):
-    with process(folder, "--workers", "2", program=SLOW_WORKERS) as running, contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(ask_for_health(running.url)) for _ in range(5)]
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0
-        assert [connection.recv(12) for connection in waiting] == [b"HTTP/1.1 200"] * 5
-
-
-def test_sigterm_before_the_first_worker_answers_the_connections_that_wait(folder, temporary):
-    waiting, threads = [], torch.get_num_threads()
-
-    def stop(url):
-        waiting.append(ask_for_health(url))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    try:
-        with pytest.raises(SystemExit) as ended:
-            server.serve(lambda: ELMo.from_pretrained(folder), Settings(port=0, workers=2), on_listening=stop)
-    finally:
-        gc.unfreeze()
-        torch.set_num_threads(threads)
-    assert ended.value.code == 0
-    with waiting[0] as connection:
-        assert connection.recv(12) == b"HTTP/1.1 200"
-
-
-def ask_for_health(url):
-    """A connection that has sent a request."""
-    connection = socket.create_connection(url.removeprefix("http://").split(":"), timeout=60)
-    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    return connection
 
 
 def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_path):

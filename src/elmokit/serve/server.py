@@ -142,7 +142,6 @@ def _serve_with_workers(
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # a thread pool does not survive a fork
         listening.listen(BACKLOG)
-        stack.callback(_answer_backlog, listening)  # if this ends before there is a worker
         with answering_while_loading(listening):  # its thread ends before the first fork
             service = load_all()
             for model in (service.model, *service.models.values()):
@@ -158,14 +157,6 @@ def _serve_with_workers(
 
         # a connection that no worker accepts any more must not wait in the socket of this process
         _supervise(work, settings.workers, listening.close)
-
-
-def _answer_backlog(listening: socket.socket) -> None:
-    """Answer with 503 the connections that wait in a socket, unless it is closed: closing it would reset them."""
-    if listening.fileno() >= 0:
-        with answering_while_loading(listening):
-            listening.listen(0)
-            time.sleep(ACCEPT_SECONDS)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -310,11 +301,6 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
     class DrainingServer(uvicorn.Server):
         """Shuts down in two steps: first responses close their connections, then no new connections are accepted."""
 
-        async def main_loop(self) -> None:
-            if supervisor is not None:  # a worker that ended while it starts would reset the connections that wait
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-            await super().main_loop()
-
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logger.info("ending")
             lifecycle.is_draining = True
@@ -367,12 +353,7 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None] = lambda: None) -> None:
     """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
 
-    Signals are passed on to the forks, in which they are blocked until `work` unblocks them.
-
-    Args:
-        work: What a fork does.
-        count: Number of forks.
-        on_stop: Called when a signal stops the forks; not if there is none.
+    Signals are passed on to the forks.
     """
     stopping = False
     workers: dict[int, float] = {}
@@ -381,8 +362,7 @@ def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None]
         nonlocal stopping
         if number in STOP_SIGNALS:
             stopping = True
-            if workers:
-                on_stop()
+            on_stop()
         # Ctrl-C sends SIGINT to the forks too, and a second SIGINT would make them drop their requests
         forwarded = signal.SIGTERM if number == signal.SIGINT else number
         for worker in list(workers):
@@ -422,6 +402,7 @@ def _fork(work: Callable[[], None]) -> int:
     try:
         for number in FORWARDED_SIGNALS:
             signal.signal(number, signal.SIG_DFL if number in STOP_SIGNALS else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         work()
         code = 0
     except BaseException:
