@@ -48,8 +48,8 @@ def gradients(outputs, leaves, seed=0):
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def attend(parts, dtype, device, *, steps, rows, heads, dim, window, past, ragged):
-    """What attention takes and keeps, at tokens only, and the gradients of all that it reads."""
+def attend(parts, dtype, device, *, steps, rows, heads, dim, window, past, ragged, grad_past=True):
+    """What attention takes and keeps, at tokens only, and the gradients of what it reads, the past with `grad_past`."""
     rng = np.random.default_rng(steps * 100 + dim)
     width = heads * dim
 
@@ -67,14 +67,15 @@ def attend(parts, dtype, device, *, steps, rows, heads, dim, window, past, ragge
     is_token = (torch.arange(steps) < lengths[:, None]).view(1, -1, 1).to(device)
     if parts is fused:  # what is no token is not read
         keys, values = (torch.where(is_past, part, torch.nan) for part in (keys, values))
-    leaves = [part.to(device, dtype).requires_grad_() for part in ([qkv, keys, values] if past else [qkv])]
+    leaves = [part.to(device, dtype) for part in ([qkv, keys, values] if past else [qkv])]
+    trained = [leaf.requires_grad_() for leaf in (leaves if grad_past else leaves[:1])]
     attention = parts.Attention(
         AttentionSizes(heads, window), lengths.to(device), num_past.to(device) if past else None, steps, width,
         leaves[0], with_state=True,
     )  # fmt: skip
     mixed, after = attention(leaves[0], Past(*leaves[1:]) if past else None)
     outputs = [torch.where(is_token, mixed, 0.0), *(torch.where(is_kept, part, 0.0) for part in after)]
-    grad_qkv, *grads = gradients(outputs, leaves)
+    grad_qkv, *grads = gradients(outputs, trained)
     grads = [torch.where(is_past.to(device), grad, 0.0) for grad in grads if grad is not None]
     with torch.no_grad():
         again, none = parts.Attention(
@@ -93,9 +94,13 @@ SMALL = [
     {"steps": 20, "rows": 2, "heads": 1, "dim": 8, "window": 7, "past": True, "ragged": True},
     {"steps": 70, "rows": 1, "heads": 1, "dim": 40, "window": 20, "past": False, "ragged": False},
     {"steps": 18, "rows": 2, "heads": 1, "dim": 16, "window": 40, "past": True, "ragged": True},
+    {"steps": 6, "rows": 3, "heads": 2, "dim": 8, "window": 4, "past": True, "ragged": True, "grad_past": False},
+    {"steps": 16, "rows": 2, "heads": 1, "dim": 16, "window": 40, "past": True, "ragged": True, "grad_past": False},
+    {"steps": 35, "rows": 2, "heads": 1, "dim": 4, "window": 20, "past": True, "ragged": True, "grad_past": False},
 ]
 LARGE = [
     {"steps": 64, "rows": 5, "heads": 4, "dim": 64, "window": 64, "past": True, "ragged": False},
+    {"steps": 64, "rows": 5, "heads": 4, "dim": 64, "window": 64, "past": True, "ragged": False, "grad_past": False},
     {"steps": 25, "rows": 40, "heads": 4, "dim": 64, "window": 64, "past": False, "ragged": True},
     {"steps": 300, "rows": 3, "heads": 2, "dim": 32, "window": 100, "past": True, "ragged": True},
     {"steps": 130, "rows": 2, "heads": 1, "dim": 128, "window": 64, "past": True, "ragged": True},

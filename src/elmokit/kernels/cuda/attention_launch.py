@@ -16,6 +16,11 @@ from torch import Tensor
 from elmokit.kernels.blocks import NORM_EPS, AttentionSizes, Past
 from elmokit.kernels.cuda.launch import precision
 
+LARGEST_EXPONENT = 15.9  # of a power of 2 in float16, with room for rounding
+# three programs at a time on a processor
+FORWARD_PLAN = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+BACKWARD_PLAN = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+
 
 def run_forward(
     qkv: Tensor,
@@ -61,7 +66,8 @@ def run_forward(
         attention.attention_forward[(programs,)](
             qkv, keys, values, num_past if num_past is not None else lengths, lengths, *turns, mixed, logsumexp,
             *(after or (nothing, nothing)), num_steps, len(lengths), _scale(constants["HEAD"]), NORM_EPS, **constants,
-            PAST=keys.numel() > 0, STATE=with_state and sizes.window > 1, SAVE=save,
+            SHIFT=_shift(constants["HEAD"]), PAST=keys.numel() > 0, STATE=with_state and sizes.window > 1, SAVE=save,
+            **FORWARD_PLAN,
         )  # fmt: skip
     return mixed, after, logsumexp
 
@@ -99,6 +105,7 @@ def run_backward(
             grad_mixed, *(grad_after or (nothing, nothing)), grad_qkv, *(grad_before or (nothing, nothing)), num_steps,
             len(lengths), _scale(constants["HEAD"]), NORM_EPS, **constants,
             PAST=keys.numel() > 0, STATE=grad_after is not None and sizes.window > 1, GRAD_PAST=grad_past,
+            ALONE=num_steps <= constants["BT"] and not grad_past, **BACKWARD_PLAN,
         )  # fmt: skip
     return grad_qkv, grad_before
 
@@ -112,7 +119,7 @@ def _launch(qkv: Tensor, lengths: Tensor, sizes: AttentionSizes, num_steps: int)
     tile = min(fits, max(16, _power_of_2(num_steps)))
     constants = {
         "P": width, "HEAD": head, "HALF": half, "DIM": 2 * half, "W": sizes.window, "BT": tile,
-        "PRECISION": precision(qkv.dtype), "num_warps": 4, "num_stages": 1,
+        "PRECISION": precision(qkv.dtype),
     }  # fmt: skip
     return constants, -(-num_steps // tile) * sizes.num_heads * len(qkv) * len(lengths)
 
@@ -123,4 +130,10 @@ def _power_of_2(number: int) -> int:
 
 
 def _scale(head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim)
+    """The factor that makes of products of queries and keys exponents of 2."""
+    return math.log2(math.e) / math.sqrt(head_dim)
+
+
+def _shift(head_dim: int) -> float:
+    """What is subtracted from exponents, so that powers fit into float16."""
+    return max(0.0, math.log2(math.e) * math.sqrt(head_dim) - LARGEST_EXPONENT)
