@@ -276,11 +276,11 @@ def attention_backward(
     v = _load_complete(own + 2 * P + s * (3 * P), is_token, HEAD, DIM)
     is_past = (s >= oldest) & (s < 0)
     if GRAD_PAST:
-        at = before + (s + (W - 1)) * P
-        past_1, past_2 = _load_past_keys(past_keys + at, cos, sin, s, is_past, dtype, HEAD, HALF, W)
+        past_at = before + (s + (W - 1)) * P
+        past_1, past_2 = _load_past_keys(past_keys + past_at, cos, sin, s, is_past, dtype, HEAD, HALF, W)
         k_1 += past_1
         k_2 += past_2
-        v += _load_complete(past_values + at, is_past, HEAD, DIM).to(dtype)
+        v += _load_complete(past_values + past_at, is_past, HEAD, DIM).to(dtype)
     is_key = is_token | is_past
 
     # the tokens as keys of later tiles
@@ -332,10 +332,10 @@ def attention_backward(
         grad_2 += kept_2
         grad_v += _load_complete(grad_next_values + before + place * P, is_kept, HEAD, DIM).to(tl.float32)
     if GRAD_PAST:
-        at = before + (s + (W - 1)) * P
+        past_at = before + (s + (W - 1)) * P
         is_written = (s < 0) & (s >= 1 - W)
-        _store_halves(grad_past_keys + at, grad_1, grad_2, is_written, HEAD, HALF)
-        _store_complete(grad_past_values + at, grad_v, is_written, HEAD, DIM)
+        _store_halves(grad_past_keys + past_at, grad_1, grad_2, is_written, HEAD, HALF)
+        _store_complete(grad_past_values + past_at, grad_v, is_written, HEAD, DIM)
     is_own = (s >= 0) & (s < T)
     # loaded again, because the products need their registers
     normed_1, normed_2 = _load_halves(own + P + s * (3 * P), is_token, HEAD, HALF)
@@ -351,10 +351,10 @@ def attention_backward(
     if PAST:
         for number in range(first, tl.where(is_used, 0, first)):
             u = number * BT + tl.arange(0, BT)
-            at = before + (u[:, None] + (W - 1)) * P
+            past_at = before + (u[:, None] + (W - 1)) * P
             inside = (u >= oldest)[:, None]
-            k_1, k_2 = _load_past_keys(past_keys + at, cos, sin, u[:, None], inside, dtype, HEAD, HALF, W)
-            v = _load_complete(past_values + at, inside, HEAD, DIM).to(dtype)
+            k_1, k_2 = _load_past_keys(past_keys + past_at, cos, sin, u[:, None], inside, dtype, HEAD, HALF, W)
+            v = _load_complete(past_values + past_at, inside, HEAD, DIM).to(dtype)
             visible = u[None, :] >= oldest_seen
             asked_1, asked_2 = _add_grad_queries(
                 q_1, q_2, k_1, k_2, v, grad, along, sums, visible, asked_1, asked_2, PRECISION
