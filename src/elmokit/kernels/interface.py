@@ -135,5 +135,6 @@ class Engine(Protocol):
 
         Returns:
             Outputs (D, T, B, P), zero at steps that are not active, and the state after the last active step of each
-            row.
+            row: without gradients it may be a view of larger memory and, where cells are float32, wider than the
+            weights.
         """

@@ -334,7 +334,9 @@ class BiLM(nn.Module):
         layers = layers[-1:] if only_top else layers
         if not with_state:
             return layers, None
-        return layers, BiLMState(torch.stack([s.hidden for s in states]), torch.stack([s.cell for s in states]))
+        # an engine's cells may be wider than the weights
+        dtype = next(self.parameters()).dtype if state is None else state.hidden.dtype
+        return layers, BiLMState(*(torch.stack(parts).to(dtype) for parts in zip(*states, strict=True)))
 
     def initial_state(self, num_rows: int) -> State:
         """The state before the first token: zeros."""

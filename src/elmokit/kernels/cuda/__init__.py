@@ -66,16 +66,18 @@ def lstm(
         dtype, exact = torch.get_autocast_dtype(device), torch.autocast(device, enabled=False)
     with exact:
         prepared = cached_weights(weights, dtype)
-        inputs, lengths = inputs.to(dtype), lengths.to(torch.int32).contiguous()
+        inputs = inputs.to(dtype)
         bounds = Bounds(math.inf if cell_clip is None else cell_clip, math.inf if proj_clip is None else proj_clip)
         before = [] if state is None else [*state]
         save = torch.is_grad_enabled() and any(x.requires_grad for x in (inputs, *weights, *before))
-        dtypes = [part.dtype for part in before] or [weights.bias.dtype] * 2
         # autograd and compilers need the operator, whose dispatch takes as long as one step of a short sentence
         if save or torch.compiler.is_compiling():
             hidden, cell = zero_state(inputs, weights.bias) if state is None else state
+            dtypes = [part.dtype for part in before] or [weights.bias.dtype] * 2
+            lengths = lengths.to(torch.int32).contiguous()
             outputs, hidden, cell, *_ = lstm_operator(inputs, lengths, *prepared, hidden.to(dtype), cell, *bounds, save)
-        else:
-            num_cells = weights.projection.shape[1]
-            outputs, (hidden, cell), _ = lstm_directly(inputs, lengths, prepared, state, bounds, num_cells=num_cells)
-    return outputs, LSTMState(hidden.to(dtypes[0]), cell.to(dtypes[1]))
+            return outputs, LSTMState(hidden.to(dtypes[0]), cell.to(dtypes[1]))
+        lengths = lengths if lengths.stride(1) == 1 else lengths.contiguous()
+        num_cells = weights.projection.shape[1]
+        outputs, after, _ = lstm_directly(inputs, lengths, prepared, state, bounds, num_cells=num_cells)
+        return outputs, after

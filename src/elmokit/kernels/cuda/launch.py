@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,16 @@ class Bounds(NamedTuple):
 
     cell: float
     proj: float
+
+
+class _Buffers(NamedTuple):
+    """What the forward loop writes beside its outputs. `cell` is zeros."""
+
+    rows: Tensor  # (D, T + 2, B, 2K): inputs and hidden states (see `steps`)
+    cell: Tensor  # (D, B, C) float32
+    cell_output: Tensor  # (D, B, C), or (D, T, B, C) of all steps
+    partials: Tensor  # (split, D, B, K) float32
+    barrier: Tensor  # a counter of arrivals, int32
 
 
 class SavedActivations(NamedTuple):
@@ -57,40 +68,34 @@ def run_forward(
 ) -> tuple[Tensor, LSTMState, SavedActivations]:
     """The forward loop: outputs (D, T, B, P), the state after the last step, and the activations if `save`.
 
+    The state is a view of the loop's buffers: who keeps it makes a copy. `lengths` (D, B) may be one row, expanded.
     What comes before the launch is what one sentence waits for: the fewer operations, the better.
     """
     from elmokit.kernels.cuda import steps
 
     directions, times, num_rows, width = inputs.shape
     C, K = weights.projection.shape[1:]
-    make = inputs.new_zeros if width < K else inputs.new_empty
-    rows = make(directions, times + 2, num_rows, 2 * K)
-    inside = rows[:, 1:-1]
-    inside[..., :width] = inputs
+    only_hidden = plan.hoisted and not save  # nothing reads the inputs in the rows
+    buffers = _zero_buffers(plan, inputs, C, K) if only_hidden else _large_buffers(plan, inputs, C, K, save=save)
+    rows, cell, cell_output, partials, barrier = buffers
     hidden = rows.flatten(0, 1)[:, :, K : K + width]  # (D (T + 2), B, P)
-    before = hidden[1 :: 2 * times + 1]  # (D, B, P): slot 1 forward, slot T backward
-    if state is None:
-        before.zero_()
-        zeros = inputs.new_zeros(directions * num_rows * C + 1, dtype=torch.float32)
-        cell, barrier = zeros[:-1].view(directions, num_rows, C), zeros[-1:].view(torch.int32)
-    else:
-        before.copy_(state.hidden)
-        cell, barrier = _padded(state.cell, C), _barrier(inputs)
+    if state is not None or not only_hidden:
+        before = hidden[1 :: 2 * times + 1]  # (D, B, P): slot 1 forward, slot T backward
+        before.zero_() if state is None else before.copy_(state.hidden)
+    if state is not None:
+        cell[..., :num_cells] = state.cell
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     nothing = inputs.new_empty(0)
-    cell_output = inputs.new_empty(directions, times if save else 1, num_rows, C)
     gates = inputs.new_empty(directions, times, num_rows, 4 * C) if save else nothing
     cells = inputs.new_empty(directions, times, num_rows, C) if save else nothing
-    hoisted = nothing
-    if plan.hoisted:
-        hoisted = torch.bmm(inside[..., :K].flatten(1, 2), weights.weight[:, :K])
-    partials = cell.new_empty(plan.split if plan.split > 1 else 0, directions, num_rows, K)
+    # the rows of weights behind the width are zeros
+    hoisted = torch.bmm(inputs.flatten(1, 2), weights.weight[:, :width]) if plan.hoisted else nothing
     tensors = (rows, weights.weight, weights.bias, hoisted, weights.projection, lengths, cell, cell_output, outputs)
     _run_loop(
         plan,
         steps.forward_loop,
         (*tensors, gates, cells, partials, barrier),
-        (2 * K, times, num_rows, width, directions, *bounds),
+        (2 * K, times, num_rows, width, directions, lengths.stride(0), *bounds),
         {"K": K, "C": C, "HOISTED": plan.hoisted, "SAVE": save},
         {
             steps.GATES: directions * (C // plan.cells.columns) * -(-num_rows // plan.cells.rows),
@@ -99,10 +104,39 @@ def run_forward(
         },
     )
     after = hidden[times + 1 : times + 3]  # (D, B, P): slot T + 1 forward, slot 0 backward
-    state_after = LSTMState(after.clone(memory_format=torch.contiguous_format), cell[..., :num_cells].contiguous())
+    state_after = LSTMState(after, cell[..., :num_cells])
     if save:
         return outputs, state_after, SavedActivations(rows, gates, cells, cell_output)
     return outputs, state_after, SavedActivations(nothing, nothing, nothing, nothing)
+
+
+def _zero_buffers(plan: Plan, inputs: Tensor, C: int, K: int) -> _Buffers:
+    """Buffers of few rows whose inputs the loop does not read: one piece of memory and one launch, which fills it."""
+    directions, times, num_rows, _ = inputs.shape
+    cells, shape = directions * num_rows * C, (directions, times + 2, num_rows, 2 * K)
+    per_float = 4 // inputs.element_size()
+    # every size is a multiple of 16 bytes, by which the kernels read
+    sizes = (cells, math.prod(shape) // per_float, cells // per_float, plan.split * directions * num_rows * K, 4)
+    cell, rows, cell_output, partials, barrier = inputs.new_zeros(sum(sizes), dtype=torch.float32).split(sizes)
+    return _Buffers(
+        rows.view(inputs.dtype).view(shape),
+        cell.view(directions, num_rows, C),
+        cell_output.view(inputs.dtype),
+        partials,
+        barrier.view(torch.int32),
+    )
+
+
+def _large_buffers(plan: Plan, inputs: Tensor, C: int, K: int, *, save: bool) -> _Buffers:
+    """Buffers with the inputs in the rows; what the loop writes before it reads it is left as it is."""
+    directions, times, num_rows, width = inputs.shape
+    make = inputs.new_zeros if width < K else inputs.new_empty
+    rows = make(directions, times + 2, num_rows, 2 * K)
+    rows[:, 1:-1, :, :width] = inputs
+    cell = inputs.new_zeros(directions, num_rows, C, dtype=torch.float32)
+    cell_output = inputs.new_empty(directions, times if save else 1, num_rows, C)
+    partials = cell.new_empty(plan.split if plan.split > 1 else 0, directions, num_rows, K)
+    return _Buffers(rows, cell, cell_output, partials, _barrier(inputs))
 
 
 def run_backward(
@@ -236,7 +270,9 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 def precision(dtype: torch.dtype) -> str:
     """Precision of float32 products: exact, unless the user has allowed tf32 for cuBLAS."""
+    if dtype != torch.float32:  # the settings take long to read
+        return "tf32"
     matmul = torch.backends.cuda.matmul
     chosen = getattr(matmul, "fp32_precision", None)  # since torch 2.9
     allowed = matmul.allow_tf32 if chosen is None else chosen == "tf32"
-    return "tf32" if allowed or dtype != torch.float32 else "ieee"
+    return "tf32" if allowed else "ieee"

@@ -48,6 +48,7 @@ def _lstm(
     weights, bounds = PreparedWeights(weight, bias, projection), Bounds(cell_clip, proj_clip)
     state, num_cells = LSTMState(hidden, cell), cell.shape[2]
     outputs, after, saved = lstm_directly(inputs, lengths, weights, state, bounds, num_cells=num_cells, save=save)
+    after = (part.clone(memory_format=torch.contiguous_format) for part in after)  # views, which may not be returned
     # an operator may not return one tensor twice
     return outputs, *after, *(saved if save else (inputs.new_empty(0) for _ in saved))
 

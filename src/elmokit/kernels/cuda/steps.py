@@ -72,7 +72,7 @@ def _column(cell):
 
 @triton.jit
 def _gates_tile(
-    tile, d, s, rows, weight, bias, hoisted, lengths, cell, cell_output, gates, cells, depth, T, B, cell_clip,
+    tile, d, s, rows, weight, bias, hoisted, lengths, cell, cell_output, gates, cells, depth, T, B, apart, cell_clip,
     K: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     HOISTED: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
@@ -107,7 +107,7 @@ def _gates_tile(
         tl.store(g + 64, f.to(dtype), mask=inside)
         tl.store(g + 96, o.to(dtype), mask=inside)
     own = b[:, None] * C + first_cell + tl.arange(0, BN)[None, :]
-    active = (t < tl.load(lengths + d * B + b))[:, None] & inside
+    active = (t < tl.load(lengths + d * apart + b))[:, None] & inside
     cell += d.to(tl.int64) * B * C + own
     before = tl.load(cell)
     if SAVE:
@@ -119,10 +119,10 @@ def _gates_tile(
 
 
 @triton.jit
-def _write_hidden(h, d, t, b, p, inside, rows, outputs, lengths, T, B, P, proj_clip, K: tl.constexpr):
+def _write_hidden(h, d, t, b, p, inside, rows, outputs, lengths, T, B, P, apart, proj_clip, K: tl.constexpr):
     """Clip new hidden values and write them into the rows of the next step and into the outputs."""
     dtype = rows.dtype.element_ty
-    active = t < tl.load(lengths + d * B + b, mask=inside, other=0)
+    active = t < tl.load(lengths + d * apart + b, mask=inside, other=0)
     here = rows + ((d * (T + 2) + t + 1).to(tl.int64) * B + b) * (2 * K) + K + p
     after = here + tl.where(d == 0, 1, -1).to(tl.int64) * B * (2 * K)
     h = _clip(h, proj_clip).to(dtype)
@@ -134,7 +134,7 @@ def _write_hidden(h, d, t, b, p, inside, rows, outputs, lengths, T, B, P, proj_c
 
 @triton.jit
 def _project_tile(
-    tile, d, s, rows, projection, lengths, cell_output, outputs, partials, T, B, P, D, proj_clip,
+    tile, d, s, rows, projection, lengths, cell_output, outputs, partials, T, B, P, D, apart, proj_clip,
     K: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +156,7 @@ def _project_tile(
     for begin in range(0, C // SPLIT, BK):
         acc = tl.dot(tl.load(a + begin), tl.load(w + begin * K), acc, input_precision=PRECISION)
     if SPLIT == 1:
-        _write_hidden(acc, d, t, b, p[None, :], inside, rows, outputs, lengths, T, B, P, proj_clip, K)
+        _write_hidden(acc, d, t, b, p[None, :], inside, rows, outputs, lengths, T, B, P, apart, proj_clip, K)
     else:
         tl.store(partials + ((part * D + d).to(tl.int64) * B + b) * K + p[None, :], acc, mask=inside)
 
@@ -170,17 +170,17 @@ def _sum_of_parts(partials, element, inside, total, SPLIT: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["begin", "end", "depth", "T", "B", "P", "D"])
+@triton.jit(do_not_specialize=["begin", "end", "depth", "T", "B", "P", "D", "apart"])
 def forward_loop(
     rows, weight, bias, hoisted, projection, lengths, cell, cell_output, outputs, gates, cells, partials, barrier,
-    begin, end, depth, T, B, P, D, cell_clip, proj_clip,
+    begin, end, depth, T, B, P, D, apart, cell_clip, proj_clip,
     K: tl.constexpr, C: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PM: tl.constexpr, PN: tl.constexpr, PK: tl.constexpr, SPLIT: tl.constexpr,
     HOISTED: tl.constexpr, SAVE: tl.constexpr, PHASES: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Steps `begin` to `end` of all directions."""
+    """Steps `begin` to `end` of all directions. Their lengths are `apart` by B, or by 0 if both have the same."""
     first = tl.program_id(0)
     programs = tl.num_programs(0)
     arrivals = 0
@@ -192,7 +192,7 @@ def forward_loop(
             for tile in range(first, D * cell_tiles, programs):
                 _gates_tile(
                     tile % cell_tiles, tile // cell_tiles, s, rows, weight, bias, hoisted, lengths, cell, cell_output,
-                    gates, cells, depth, T, B, cell_clip, K, C, BM, BN, BK, HOISTED, SAVE, PRECISION, FAST,
+                    gates, cells, depth, T, B, apart, cell_clip, K, C, BM, BN, BK, HOISTED, SAVE, PRECISION, FAST,
                 )  # fmt: skip
         if PHASES == 15:
             arrivals += programs
@@ -201,7 +201,7 @@ def forward_loop(
             for tile in range(first, D * hidden_tiles, programs):
                 _project_tile(
                     tile % hidden_tiles, tile // hidden_tiles, s, rows, projection, lengths, cell_output, outputs,
-                    partials, T, B, P, D, proj_clip, K, C, PM, PN, PK, SPLIT, SAVE, PRECISION,
+                    partials, T, B, P, D, apart, proj_clip, K, C, PM, PN, PK, SPLIT, SAVE, PRECISION,
                 )  # fmt: skip
         if PHASES == 15:
             arrivals += programs
@@ -215,7 +215,7 @@ def forward_loop(
                     inside = element < B * K
                     h = _sum_of_parts(partials, d * B * K + element, inside, D * B * K, SPLIT)
                     b, p = element // K, element % K
-                    _write_hidden(h, d, t, b, p, inside, rows, outputs, lengths, T, B, P, proj_clip, K)
+                    _write_hidden(h, d, t, b, p, inside, rows, outputs, lengths, T, B, P, apart, proj_clip, K)
             if PHASES == 15:
                 arrivals += programs
                 _wait_for_all(barrier, arrivals)
