@@ -8,6 +8,7 @@ change of a complete row or column of the published models is noticed.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import product_dtype, samples_of
-from elmokit.network import BiLM, to_host
+from elmokit.network import BiLM
 
 NUM_SAMPLES = 2048  # elements of each weight that are compared
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -46,10 +47,11 @@ class WeightsWatch:
                 self._places = places
                 views = _views_of(weights)
                 self._views = views if all(weight.is_contiguous() for weight in weights) else []
-                return Look(self, self._remember(to_host(_joined(views))()), None)
-            answer = _Answer(to_host(_joined(self._views or _views_of(weights))), self._samples)
+                return Look(self, self._remember(_joined(views).cpu()), None)
+            views = self._views or _views_of(weights)
             if weights[0].is_cuda:
-                return Look(self, self._generation, answer)
+                return Look(self, self._generation, _Answer(_reading(views), self._samples))
+            answer = _Answer(lambda: _joined(views), self._samples)
             return Look(self, self._generation if answer.is_same() else self._remember(answer.samples), None)
 
     def renew(self, samples: Tensor) -> int:
@@ -64,14 +66,14 @@ class WeightsWatch:
 
 
 class Look:
-    """One comparison. On a GPU its answer comes later: vectors are computed with the key, and again if it changed."""
+    """One comparison. On a GPU it is made later: vectors are computed with the key, and again if it changed."""
 
     def __init__(self, watch: WeightsWatch, key: int, answer: _Answer | None) -> None:
         self.key = key
         self._watch, self._answer = watch, answer
 
     def has_changed(self) -> bool:
-        """Whether the key is no longer that of the call before this one; waits for the comparison."""
+        """Whether the key is no longer that of the call before this one; the host waits for the comparison."""
         answer, self._answer = self._answer, None
         if answer is None or answer.is_same():
             return False
@@ -80,15 +82,15 @@ class Look:
 
 
 class _Answer:
-    """A comparison whose samples are on their way to the host: each operation on a GPU would be a launch."""
+    """A comparison on the host: each operation on a GPU would be a launch."""
 
     samples: Tensor  # once it is known
 
-    def __init__(self, arrive: Callable[[], Tensor], before: Tensor) -> None:
-        self._arrive, self._before = arrive, before
+    def __init__(self, read: Callable[[], Tensor], before: Tensor) -> None:
+        self._read, self._before = read, before
 
     def is_same(self) -> bool:
-        self.samples = self._arrive()
+        self.samples = self._read()
         # NumPy, because a comparison in PyTorch would start OpenMP's threads
         return np.array_equal(self.samples.numpy(), self._before.numpy())
 
@@ -97,6 +99,30 @@ def _views_of(weights: Sequence[Tensor]) -> list[Tensor]:
     """Samples of weights as integers, by which a NaN is equal to itself."""
     samples = [samples_of(weight, NUM_SAMPLES) for weight in weights]
     return [part.view(_INTEGERS[part.element_size()]) for part in samples]
+
+
+def _reading(views: Sequence[Tensor]) -> Callable[[], Tensor]:
+    """A function that copies samples from a GPU to the host, as they are when the work that is now launched is done.
+
+    It is called after the first batch was launched, which would otherwise wait until the host has launched the copy.
+    It waits for a stream of its own, not for the batch.
+    """
+    device = views[0].device
+    now = torch.cuda.current_stream(device).record_event()
+
+    def read() -> Tensor:
+        stream = _stream_of_copies(device)
+        stream.wait_event(now)
+        with torch.cuda.stream(stream):
+            return _joined(views).cpu()
+
+    return read
+
+
+@functools.cache
+def _stream_of_copies(device: torch.device) -> torch.cuda.Stream:
+    """A stream beside those that compute."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _joined(views: Sequence[Tensor]) -> Tensor:

@@ -384,10 +384,10 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
 
     That makes the name of each as well, which took a tenth of the host's time for one sentence.
     """
-    parameters: list[nn.Parameter] = []
-    parts = [module]
+    parameters: list[nn.Parameter | None] = []
+    parts: list[nn.Module | None] = [module]
     while parts:
-        part = parts.pop()
-        parameters.extend(parameter for parameter in part._parameters.values() if parameter is not None)
-        parts.extend(child for child in reversed(part._modules.values()) if child is not None)
-    return parameters
+        if (part := parts.pop()) is not None:
+            parameters += part._parameters.values()
+            parts += reversed(part._modules.values())
+    return [parameter for parameter in parameters if parameter is not None]

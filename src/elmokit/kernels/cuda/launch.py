@@ -117,7 +117,8 @@ def _zero_buffers(plan: Plan, inputs: Tensor, C: int, K: int) -> _Buffers:
     per_float = 4 // inputs.element_size()
     # every size is a multiple of 16 bytes, by which the kernels read
     sizes = (cells, math.prod(shape) // per_float, cells // per_float, plan.split * directions * num_rows * K, 4)
-    cell, rows, cell_output, partials, barrier = inputs.new_zeros(sum(sizes), dtype=torch.float32).split(sizes)
+    zeros = inputs.new_zeros(sum(sizes), dtype=torch.float32)
+    cell, rows, cell_output, partials, barrier = torch.split_with_sizes(zeros, sizes)
     return _Buffers(
         rows.view(inputs.dtype).view(shape),
         cell.view(directions, num_rows, C),

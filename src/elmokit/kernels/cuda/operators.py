@@ -48,9 +48,9 @@ def _lstm(
     weights, bounds = PreparedWeights(weight, bias, projection), Bounds(cell_clip, proj_clip)
     state, num_cells = LSTMState(hidden, cell), cell.shape[2]
     outputs, after, saved = lstm_directly(inputs, lengths, weights, state, bounds, num_cells=num_cells, save=save)
-    after = (part.clone(memory_format=torch.contiguous_format) for part in after)  # views, which may not be returned
-    # an operator may not return one tensor twice
-    return outputs, *after, *(saved if save else (inputs.new_empty(0) for _ in saved))
+    # an operator may return neither views nor one tensor twice
+    state_after = (part.clone(memory_format=torch.contiguous_format) for part in after)
+    return outputs, *state_after, *(saved if save else (inputs.new_empty(0) for _ in saved))
 
 
 lstm_operator = torch.library.custom_op("elmokit::lstm", _lstm, mutates_args=())
