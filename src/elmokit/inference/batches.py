@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.text import TREEBANK, Tokenizer
+from elmokit.text import BOS_TOKEN, EOS_TOKEN, TREEBANK, Tokenizer
+from elmokit.text.sentences import check_batch
 
 # What a step takes beside its rows, in rows. A step takes 54 us at 64 rows, 116 at 256, 394 at 1,024 (original, H200).
 STEP_ROWS: Final = 90
@@ -42,6 +43,20 @@ class Batch:
     """Tokens of each sentence, as the model reads them."""
     words: list[Words] | None = None
     """Tokens of each sentence, as the user gave them; None if they are `tokens`."""
+
+    @functools.cached_property
+    def read(self) -> list[str]:
+        """<S>, </S>, and the tokens of all sentences, one after the other."""
+        read = [BOS_TOKEN, EOS_TOKEN]
+        for tokens in self.tokens:
+            read += tokens
+        return read
+
+    def checked(self) -> Batch:
+        """The batch, if its tokens are strings; a ValueError names one that is not."""
+        if set(map(type, self.read)) == {str}:
+            return self
+        return Batch(self.positions, check_batch(self.tokens, self.positions), self.words)
 
     @functools.cached_property
     def lengths(self) -> list[int]:

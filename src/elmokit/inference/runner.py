@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,8 +23,7 @@ from elmokit.inference.batches import Batch, one_ahead, plan
 from elmokit.inference.weights_watch import WeightsWatch
 from elmokit.inference.word_cache import Slots, WordCache
 from elmokit.network import BiLM, BiLMOutput, State, to_device
-from elmokit.text import BOS_TOKEN, EOS_TOKEN, Tokenizer, WordIds, as_list, as_tokens
-from elmokit.text.sentences import check_batch
+from elmokit.text import Tokenizer, WordIds, as_list, as_tokens
 
 StateRule = Literal["stateless", "carry"]
 Sentence = str | Sequence[str]
@@ -144,8 +143,7 @@ class Runner:
         for batches in one_ahead(prepare, list(pairwise(bounds))):
             for batch in batches:
                 # checked now, not before the first batch, for which a GPU would wait
-                batch = Batch(batch.positions, check_batch(batch.tokens, batch.positions), batch.words)
-                yield from _run_batch(batch, contextualize, can_split=not carry)
+                yield from _run_batch(batch.checked(), contextualize, can_split=not carry)
 
     def _token_vectors(self, bilm: BiLM, batch: Batch, key: int | None) -> tuple[Tensor, Tensor]:
         """Context-free vectors (T, B, P) of a batch, with boundaries, and its lengths (B,); key None: no cache."""
@@ -153,12 +151,11 @@ class Runner:
         def embed(new: Sequence[str]) -> Tensor:
             return self.embed_words(bilm, new)
 
-        words = chain((BOS_TOKEN, EOS_TOKEN), *batch.tokens)
         if key is not None:
-            slots, table = self._words.lookup(words, embed, key)
+            slots, table = self._words.lookup(batch.read, embed, key)
         else:
             distinct = Slots()
-            slots = distinct.of(words)
+            slots = distinct.of(batch.read)
             table = embed(distinct.words())
         numbers = to_device(torch.from_numpy(_arranged(slots, batch.lengths, padded=batch.is_padded)), table.device)
         with bilm.without_openmp():

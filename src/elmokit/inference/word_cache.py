@@ -6,7 +6,7 @@ Input: words and a function that embeds them.  Output: rows of a table of vector
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -43,7 +43,7 @@ class WordCache:
 
     def lookup(
         self,
-        words: Iterable[str],
+        words: Sequence[str],
         embed: Callable[[Sequence[str]], Tensor],
         key: object,
     ) -> tuple[npt.NDArray[np.int64], Tensor]:
@@ -99,7 +99,7 @@ class WordCache:
         newest = np.argsort(-self._used[: len(self._slots)], kind="stable")[: self.capacity // 2]
         words = self._slots.words()
         self._slots = Slots()
-        self._slots.of(words[slot] for slot in newest)
+        self._slots.of([words[slot] for slot in newest])
         self._table = self._table[to_device(torch.from_numpy(newest), self._table.device)]
         self._used = self._used[newest]
 
@@ -107,9 +107,9 @@ class WordCache:
 class Slots(dict[str, int]):
     """The slot of each word; a new word gets the next slot."""
 
-    def of(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
+    def of(self, words: Sequence[str]) -> npt.NDArray[np.int64]:
         """The slots of words, known and new."""
-        return np.fromiter(map(self.__getitem__, words), dtype=np.int64)
+        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
 
     def words(self, begin: int = 0) -> list[str]:
         """The words from slot `begin` on."""

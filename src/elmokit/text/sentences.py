@@ -75,14 +75,12 @@ def as_tokens(sentences: object, tokenizer: Tokenizer = TREEBANK, *, first: int 
 
 
 def check_batch(sentences: list[list[str]], positions: Sequence[int]) -> list[list[str]]:
-    """Check the tokens of some sentences that are lists, as `as_tokens` does.
+    """Check the tokens of some sentences that are lists, not all of which are plain strings, as `as_tokens` does.
 
     Args:
         sentences: Lists of tokens.
         positions: The number of each sentence, for error messages.
     """
-    if set(map(type, chain.from_iterable(sentences))) <= {str}:
-        return sentences
     return [
         check_tokens(sentence, f"sentences[{position}]", TOKENS)
         for position, sentence in zip(positions, sentences, strict=True)
