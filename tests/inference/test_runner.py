@@ -140,11 +140,14 @@ def test_a_batch_is_computed_again_if_a_late_answer_says_that_the_weights_have_c
         def __init__(self, samples, before):
             self.samples, self.differs = samples, not torch.equal(samples, before)
 
+        def begin(self):
+            begun.append(self.differs)
+
         def is_same(self):
             asked.append(self.differs)
             return not self.differs
 
-    asked = []
+    asked, begun = [], []
     torch.manual_seed(0)
     bilm = BiLM(BiLMConfig(filters=((1, 4),), num_highways=1, cell_dim=8, projection_dim=4))
     model, sentences = ELMo(bilm).eval(), ["the bank", "a river bank", "rain"]
@@ -160,6 +163,10 @@ def test_a_batch_is_computed_again_if_a_late_answer_says_that_the_weights_have_c
     monkeypatch.setattr(WeightsWatch, "look", late)
     same = model.embed(sentences, batch_size=1)
     assert asked == [False]  # once per call
+    assert begun == [False]
+    model.embed(sentences[:1])
+    assert asked == [False] * 2
+    assert begun == [False]  # one sentence alone does not wait for it
     bilm.char_encoder.projection.weight.data.mul_(3)
     changed = model.embed(sentences, batch_size=1)
     model.forget_words()
@@ -194,3 +201,7 @@ def test_on_a_gpu_vectors_are_those_of_a_cpu_and_a_hidden_change_of_the_weights_
             np.testing.assert_allclose(fourth.cpu(), one, atol=1e-4)
             assert not len(one[0]) or (third - other).abs().max() > 1e-4
             assert other.untyped_storage().nbytes() == other.numel() * other.element_size()
+        bilm.char_encoder.projection.weight.data.mul_(2.0)
+        (alone,) = model.embed(sentences[2:3], layers="all", convert_to_tensor=True)  # compared beside the batch
+        np.testing.assert_allclose(alone.cpu(), doubled[2].cpu(), atol=1e-4)
+        bilm.char_encoder.projection.weight.data.mul_(0.5)

@@ -122,6 +122,8 @@ class Runner:
 
         # looking up a row of a table is as fast as looking it up in the cache
         look = self._watch.look(bilm) if use_cache and bilm.word_embedding is None else None
+        if look is not None and len(sentences) > 1:  # one alone leaves some of a GPU free, and need not wait for it
+            look.begin()
 
         def contextualize(batch: Batch) -> BiLMOutput:
             vectors, lengths = self._token_vectors(bilm, batch, None if look is None else look.key)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elmokit.kernels import product_dtype, samples_of
-from elmokit.network import BiLM
+from elmokit.network import BiLM, to_host
 
 NUM_SAMPLES = 2048  # elements of each weight that are compared
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -49,9 +49,9 @@ class WeightsWatch:
                 self._views = views if all(weight.is_contiguous() for weight in weights) else []
                 return Look(self, self._remember(_joined(views).cpu()), None)
             views = self._views or _views_of(weights)
+            answer = _Answer(views, self._samples)
             if weights[0].is_cuda:
-                return Look(self, self._generation, _Answer(_reading(views), self._samples))
-            answer = _Answer(lambda: _joined(views), self._samples)
+                return Look(self, self._generation, answer)
             return Look(self, self._generation if answer.is_same() else self._remember(answer.samples), None)
 
     def renew(self, samples: Tensor) -> int:
@@ -72,6 +72,11 @@ class Look:
         self.key = key
         self._watch, self._answer = watch, answer
 
+    def begin(self) -> None:
+        """Begin the comparison now, not when it is asked for: a GPU that is busy would not get to it."""
+        if self._answer is not None:
+            self._answer.begin()
+
     def has_changed(self) -> bool:
         """Whether the key is no longer that of the call before this one; the host waits for the comparison."""
         answer, self._answer = self._answer, None
@@ -86,11 +91,15 @@ class _Answer:
 
     samples: Tensor  # once it is known
 
-    def __init__(self, read: Callable[[], Tensor], before: Tensor) -> None:
-        self._read, self._before = read, before
+    def __init__(self, views: Sequence[Tensor], before: Tensor) -> None:
+        self._begin, self._before = _copying(views), before
+        self._arrive: Callable[[], Tensor] | None = None
+
+    def begin(self) -> None:
+        self._arrive = self._begin()
 
     def is_same(self) -> bool:
-        self.samples = self._read()
+        self.samples = (self._arrive or self._begin())()
         # NumPy, because a comparison in PyTorch would start OpenMP's threads
         return np.array_equal(self.samples.numpy(), self._before.numpy())
 
@@ -101,22 +110,23 @@ def _views_of(weights: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(_INTEGERS[part.element_size()]) for part in samples]
 
 
-def _reading(views: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """A function that copies samples from a GPU to the host, as they are when the work that is now launched is done.
+def _copying(views: Sequence[Tensor]) -> Callable[[], Callable[[], Tensor]]:
+    """A function that begins to copy samples to the host, as they are when all that is launched by now is done.
 
-    It is called after the first batch was launched, which would otherwise wait until the host has launched the copy.
-    It waits for a stream of its own, not for the batch.
+    On a GPU they are copied in a stream of their own: who waits for them does not wait for what is launched since.
     """
     device = views[0].device
+    if device.type != "cuda":
+        return lambda: to_host(_joined(views))
     now = torch.cuda.current_stream(device).record_event()
 
-    def read() -> Tensor:
+    def begin() -> Callable[[], Tensor]:
         stream = _stream_of_copies(device)
         stream.wait_event(now)
         with torch.cuda.stream(stream):
-            return _joined(views).cpu()
+            return to_host(_joined(views))
 
-    return read
+    return begin
 
 
 @functools.cache
