@@ -92,7 +92,7 @@ class CharacterEncoder(nn.Module):
             return cpu.encode_words(char_ids.cpu(), weights)
         # Ids are sorted on the host in NumPy: PyTorch would start OpenMP's threads, which then spin on the cores of the
         # LSTM. Groups of words of similar length are trimmed most.
-        ids = char_ids.cpu().numpy()
+        ids = self.trim(char_ids.cpu()).numpy()  # all words have many columns of pads, which would take long to sort
         order = np.count_nonzero(ids != self.shifted_pad, axis=1).argsort(kind="stable")
         at_once = WORDS_AT_ONCE.get(device.type, WORDS_AT_ONCE["cpu"])
         sorted_ids = torch.from_numpy(ids.take(order, axis=0))
