@@ -30,6 +30,7 @@ from elmokit.network.output import (
 )
 from elmokit.network.sampling import Negatives, SampledRows
 
+ONES = 8  # columns of ones beside hidden vectors: products are fast if rows begin at multiples of 16 bytes
 # The number of columns of scores is padded to a multiple: matrix products of a GPU are half as fast if rows are not
 # aligned, as with 60,003 words.
 COLUMN_MULTIPLE = {"cpu": 1, "cuda": 64}
@@ -194,7 +195,12 @@ def _loss_and_gradients(
         columns, bias = F.pad(columns, (0, 0, 0, surplus)), F.pad(bias, (0, surplus), value=-math.inf)
     loss = bias.new_zeros(())
     grad_hidden, grad_extra = torch.empty_like(hidden), torch.empty_like(extra_scores)
-    grad_columns, grad_bias = torch.zeros_like(columns, dtype=bias.dtype), torch.zeros_like(bias)
+    if in_products := _sums_in_products(hidden, bias):
+        with_ones = F.pad(hidden, (0, ONES), value=1.0)  # (N, P + 8)
+        grads = bias.new_zeros(len(columns), with_ones.shape[1])
+        grad_columns, grad_bias = grads[:, :-ONES], grads[:, -1]
+    else:
+        grad_columns, grad_bias = torch.zeros_like(columns, dtype=bias.dtype), torch.zeros_like(bias)
     for start in range(0, len(hidden), chunk_tokens):
         part = slice(start, start + chunk_tokens)
         scores = hidden[part] @ columns.T  # (n, C)
@@ -203,9 +209,21 @@ def _loss_and_gradients(
         )
         loss += losses @ weights[part]
         torch.matmul(scores, columns, out=grad_hidden[part])
-        grad_columns += scores.T @ hidden[part]
-        grad_bias += scores.sum(0, dtype=bias.dtype)
+        if in_products:
+            torch.ops.aten.addmm.dtype_out(grads, scores.T, with_ones[part], grads.dtype, out=grads)
+        else:
+            grad_columns += scores.T @ hidden[part]
+            grad_bias += scores.sum(0, dtype=bias.dtype)
     return _LossAndGradients(loss, grad_hidden, grad_columns[:num_columns], grad_bias[:num_columns], grad_extra)
+
+
+def _sums_in_products(hidden: Tensor, bias: Tensor) -> bool:
+    """Whether products in half precision can be added to float32 sums, which takes a GPU and PyTorch 2.8.
+
+    The sum over tokens that is the gradient of the bias is then a product with ones, and no pass over the scores.
+    """
+    half = hidden.dtype in (torch.float16, torch.bfloat16) and bias.dtype == torch.float32
+    return half and hidden.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 def softmax_gradient_(
