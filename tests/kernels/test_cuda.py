@@ -69,6 +69,7 @@ def test_tiles_of_every_shape_cover_it_exactly(
 ) -> None:
     for plan, depth in (
         (plan_forward(rows, cells, width, dtype, device), cells),
+        (plan_forward(rows, cells, width, dtype, device, save=True), cells),
         (plan_backward(rows, cells, width, dtype, device), 4 * cells),
     ):
         assert (cells % plan.cells.columns, width % plan.cells.depth, plan.cells.columns % RUN) == (0, 0, 0)
@@ -195,10 +196,11 @@ def test_the_compiler_knows_the_shapes_without_running_anything(save: bool) -> N
     ("plan", "rows", "width", "cells", "clip"),
     [
         (Plan(Tile(16, 32, 64, 4, 2), Tile(16, 64, 32, 4, 2), 2, hoisted=True), 5, 64, 64, 0.6),
+        (Plan(Tile(16, 32, 64, 4, 2), Tile(16, 64, 32, 4, 2), 2, hoisted=True, early=True), 5, 64, 64, 0.6),
         (Plan(Tile(16, 32, 64, 4, 2), Tile(16, 64, 64, 4, 2), 1), 18, 64, 64, 0.6),
         (Plan(Tile(32, 64, 64, 4, 2), Tile(16, 64, 64, 4, 2), 2, looped=False), 18, 20, 70, None),
     ],
-    ids=["hoisted", "complete sums", "phase by phase, odd sizes, no clips"],
+    ids=["hoisted", "hoisted, cells early", "complete sums", "phase by phase, odd sizes, no clips"],
 )
 def test_the_kernels_agree_with_eager(
     monkeypatch: pytest.MonkeyPatch,
@@ -209,7 +211,7 @@ def test_the_kernels_agree_with_eager(
     clip: float | None,
 ) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(operators, "plan_forward", lambda *_: plan)
+    monkeypatch.setattr(operators, "plan_forward", lambda *_, **__: plan)
     monkeypatch.setattr(operators, "plan_backward", lambda *_: plan)
     layer = random_layer(steps=3, rows=rows, width=width, cells=cells)
     expected, expected_grads = run(eager, *layer, torch.float64, clip)
@@ -229,7 +231,7 @@ def test_no_state_is_a_state_of_zeros(
     pytest.importorskip("triton")
     if hoisted:
         plan = Plan(Tile(16, 32, 64, 4, 2), Tile(16, 64, 32, 4, 2), 2, hoisted=True)
-        monkeypatch.setattr(operators, "plan_forward", lambda *_: plan)
+        monkeypatch.setattr(operators, "plan_forward", lambda *_, **__: plan)
     tensors, lengths, _ = random_layer(steps=3, rows=2, width=width, cells=cells)
     inputs, *rest = (t.float() for t in tensors)
     weights, zeros = LSTMWeights(*rest[:4]), LSTMState(*(torch.zeros_like(t) for t in rest[4:]))

@@ -96,7 +96,7 @@ def run_forward(
         steps.forward_loop,
         (*tensors, gates, cells, partials, barrier),
         (2 * K, times, num_rows, width, directions, lengths.stride(0), *bounds),
-        {"K": K, "C": C, "HOISTED": plan.hoisted, "SAVE": save},
+        {"K": K, "C": C, "HOISTED": plan.hoisted, "EARLY": plan.early, "SAVE": save},
         {
             steps.GATES: directions * (C // plan.cells.columns) * -(-num_rows // plan.cells.rows),
             steps.PROJECT: directions * _hidden_tiles(plan, num_rows, K),

@@ -28,7 +28,7 @@ def lstm_directly(
 ) -> tuple[Tensor, LSTMState, SavedActivations]:
     """The layer, without the dispatch of an operator: see `launch.run_forward`."""
     C, K = weights.projection.shape[1:]
-    plan = plan_forward(inputs.shape[2], C, K, inputs.dtype, device_of(inputs))
+    plan = plan_forward(inputs.shape[2], C, K, inputs.dtype, device_of(inputs), save=save)
     return run_forward(plan, inputs, lengths, weights, state, bounds, num_cells=num_cells, save=save)
 
 

@@ -74,7 +74,7 @@ def _column(cell):
 def _gates_tile(
     tile, d, s, rows, weight, bias, hoisted, lengths, cell, cell_output, gates, cells, depth, T, B, apart, cell_clip,
     K: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    HOISTED: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    HOISTED: tl.constexpr, EARLY: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """BM rows, BN cells: all four gates, the new cells, and the cell output that the projection reads."""
     row_tiles = tl.cdiv(B, BM)
@@ -85,15 +85,23 @@ def _gates_tile(
     b = tl.minimum(b, B - 1)
     n = 4 * first_cell + tl.arange(0, 4 * BN)
     k = tl.arange(0, BK)
+    step = (d * T + t).to(tl.int64) * B
+    own = b[:, None] * C + first_cell + tl.arange(0, BN)[None, :]
+    cell += d.to(tl.int64) * B * C + own
+    hoisted += step * (4 * C) + b[:, None] * (4 * C) + n[None, :]
+    if EARLY:  # these loads are then under way during the product
+        before = tl.load(cell)
+        of_inputs = tl.load(hoisted)
     a = rows + (d * (T + 2) + t + 1).to(tl.int64) * B * (2 * K) + b[:, None] * (2 * K) + k[None, :]
     acc = tl.zeros((BM, 4 * BN), dtype=tl.float32)
     w = weight + d * (2 * K * 4 * C) + k[:, None] * (4 * C) + n[None, :]
     for begin in range(K if HOISTED else 0, depth, BK):
         acc = tl.dot(tl.load(a + begin), tl.load(w + begin * (4 * C)), acc, input_precision=PRECISION)
     acc += tl.load(bias + d * (4 * C) + n)[None, :]
-    step = (d * T + t).to(tl.int64) * B
-    if HOISTED:
-        acc += tl.load(hoisted + step * (4 * C) + b[:, None] * (4 * C) + n[None, :])
+    if EARLY:
+        acc += of_inputs
+    elif HOISTED:
+        acc += tl.load(hoisted)
     i, j, f, o = _split_gates(acc, BM, BN)
     i = _sigmoid(i, FAST)
     j = _tanh(j, FAST)
@@ -106,13 +114,12 @@ def _gates_tile(
         tl.store(g + 32, j.to(dtype), mask=inside)
         tl.store(g + 64, f.to(dtype), mask=inside)
         tl.store(g + 96, o.to(dtype), mask=inside)
-    own = b[:, None] * C + first_cell + tl.arange(0, BN)[None, :]
     active = (t < tl.load(lengths + d * apart + b))[:, None] & inside
-    cell += d.to(tl.int64) * B * C + own
-    before = tl.load(cell)
+    if not EARLY:
+        before = tl.load(cell)
     if SAVE:
         tl.store(cells + step * C + own, before.to(dtype), mask=inside)
-    after = _clip(f * before + i * j, cell_clip)
+    after = _clip(tl.fma(f, before, i * j), cell_clip)  # rounded alike, wherever the cells are loaded
     tl.store(cell, after, mask=active)
     held = step if SAVE else d.to(tl.int64) * B
     tl.store(cell_output + held * C + own, (o * _tanh(after, FAST)).to(dtype), mask=inside)
@@ -177,8 +184,8 @@ def forward_loop(
     K: tl.constexpr, C: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PM: tl.constexpr, PN: tl.constexpr, PK: tl.constexpr, SPLIT: tl.constexpr,
-    HOISTED: tl.constexpr, SAVE: tl.constexpr, PHASES: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
-    ELEMENTS: tl.constexpr,
+    HOISTED: tl.constexpr, EARLY: tl.constexpr, SAVE: tl.constexpr, PHASES: tl.constexpr, PRECISION: tl.constexpr,
+    FAST: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """Steps `begin` to `end` of all directions. Their lengths are `apart` by B, or by 0 if both have the same."""
     first = tl.program_id(0)
@@ -192,7 +199,8 @@ def forward_loop(
             for tile in range(first, D * cell_tiles, programs):
                 _gates_tile(
                     tile % cell_tiles, tile // cell_tiles, s, rows, weight, bias, hoisted, lengths, cell, cell_output,
-                    gates, cells, depth, T, B, apart, cell_clip, K, C, BM, BN, BK, HOISTED, SAVE, PRECISION, FAST,
+                    gates, cells, depth, T, B, apart, cell_clip, K, C, BM, BN, BK, HOISTED, EARLY, SAVE, PRECISION,
+                    FAST,
                 )  # fmt: skip
         if PHASES == 15:
             arrivals += programs

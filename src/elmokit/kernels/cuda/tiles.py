@@ -35,6 +35,7 @@ class Plan:
     split: int  # number of parts of the sum behind the hidden state, so that all processors have work
     hoisted: bool = False  # forward only: the inputs' part of the gates is computed before the loop
     looped: bool = True  # all steps in one launch
+    early: bool = False  # hoisted only: cells and the inputs' part are loaded before the product of their gates
 
 
 class Device(NamedTuple):
@@ -45,7 +46,7 @@ class Device(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: Device) -> Plan:
+def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: Device, *, save: bool = False) -> Plan:
     """The tiles of the forward loop, as measured on an H200.
 
     Args:
@@ -54,8 +55,9 @@ def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: 
         width: Padded projection width K.
         dtype: Of the inputs and weights.
         device: The GPU.
+        save: Whether activations are saved, for training.
     """
-    hoisted = False
+    hoisted = early = False
     if not device.large:
         a, b = Tile(64, 32, 32, 4, 2), Tile(64, 32, 32, 4, 2)
     elif dtype == torch.float32:
@@ -64,6 +66,8 @@ def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: 
         # the recurrent half of the weights stays in the cache between steps, both halves would not
         high = 16 if rows <= 16 else 32 if rows <= 32 else 64
         a, b, hoisted = Tile(high, 64, 64, 8, 4), Tile(high, 64, 64, 8, 4), True
+        if high == 64 and width > 128 and not save:
+            a, early = Tile(64, 64, 32, 8, 6), True
     elif rows > 2048 and width > 128:
         a, b = Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3)
     else:
@@ -71,7 +75,7 @@ def plan_forward(rows: int, cells: int, width: int, dtype: torch.dtype, device: 
         a = Tile(128 if full else 64, 64, 64, 8, 4)
         b = Tile(64, 32, 64, 8, 4) if width <= 128 and 512 < rows <= 2048 else Tile(128, 64, 64, 8, 4)
     b = dataclasses.replace(b, columns=math.gcd(b.columns, width))
-    return Plan(a, b, _split(rows, width, cells, b, device), hoisted)
+    return Plan(a, b, _split(rows, width, cells, b, device), hoisted, early=early)
 
 
 def plan_backward(rows: int, cells: int, width: int, dtype: torch.dtype, device: Device) -> Plan:
