@@ -294,49 +294,87 @@ def test_several_workers_are_refused_where_they_cannot_be(temporary, monkeypatch
         server.serve(lambda: None, Settings(port=0, workers=2))
 
 
-def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(server, "RESTART_SECONDS", 0.05)
-    (tmp_path / "gauge_livesum_1.db").touch()
-    commands, started = [["false"], ["sleep", "60"], ["sleep", "60"]], []
+@pytest.fixture
+def killed(monkeypatch):
+    """The processes that were sent a signal."""
+    pids = []
+    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: (pids.append(pid), kill(pid, number)))
+    return pids
+
+
+def programs(commands, when_the_last_starts):
+    """Programs for `_fork` to start, and the list of those that it has started."""
+    started = []
 
     def fork(work):
         command = commands.pop(0)
         started.append(os.posix_spawn(shutil.which(command[0]), command, {}, setsigmask=[]))
         if not commands:
-            os.kill(os.getpid(), signal.SIGTERM)
+            when_the_last_starts()
         return started[-1]
 
+    return fork, started
+
+
+def send_sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def send_sigterm_to_another_thread():
+    """When this returns, the handler in C has run; one in Python runs in the main thread, when that is not blocked."""
+    thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+    thread.start()
+    thread.join()
+
+
+def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(
+    tmp_path, monkeypatch, caplog, killed
+):
+    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(server, "RESTART_SECONDS", 0.05)
+    (tmp_path / "gauge_livesum_1.db").touch()
+    fork, started = programs([["false"], ["sleep", "60"], ["sleep", "60"]], send_sigterm)
     monkeypatch.setattr(server, "_fork", fork)
     before = signal.getsignal(signal.SIGTERM)
-    killed = []
-    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: (killed.append(pid), kill(pid, number)))
     with caplog.at_level(logging.ERROR, "elmokit.serve.server"):
         server._supervise(lambda: None, 2)
     assert [record.fields for record in caplog.records] == [{"worker": started[0], "code": 1}]
-    assert killed[0] == os.getpid()
+    assert killed == [os.getpid(), *started[1:]]
     assert signal.getsignal(signal.SIGTERM) is before
     for worker in started:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
 
 
-def test_no_worker_starts_after_a_signal(monkeypatch):
-    started, mask = [], signal.pthread_sigmask
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["while the last worker starts", "while the server waits for them"])
+def test_a_signal_reaches_all_workers_whichever_thread_it_interrupts(monkeypatch, killed, seconds):
+    """Python runs a handler late if its signal comes just before a call that blocks, or to another thread."""
+    timer = threading.Timer(seconds, send_sigterm_to_another_thread)
 
-    def mask_after_signal(how, numbers):
-        if how == signal.SIG_BLOCK:  # `_supervise` has decided to start a worker
-            os.kill(os.getpid(), signal.SIGTERM)
-        return mask(how, numbers)
+    def stop():
+        timer.start()
+        if not seconds:
+            timer.join()
 
-    def fork(work):
-        started.append(os.posix_spawn(shutil.which("true"), ["true"], {}))
-        return started[-1]
-
-    monkeypatch.setattr(signal, "pthread_sigmask", mask_after_signal)
+    fork, started = programs([["sleep", "60"], ["sleep", "60"]], stop)
     monkeypatch.setattr(server, "_fork", fork)
     server._supervise(lambda: None, 2)
-    assert started == [], "it would not know of the signal"
+    timer.join()
+    assert killed == started
+
+
+def test_no_worker_starts_after_a_signal(monkeypatch):
+    receive = server._receive
+
+    def receive_after_signal(signals, seconds):
+        send_sigterm()
+        return receive(signals, seconds)
+
+    fork, started = programs([["true"], ["true"]], lambda: None)
+    monkeypatch.setattr(server, "_receive", receive_after_signal)
+    monkeypatch.setattr(server, "_fork", fork)
+    server._supervise(lambda: None, 2)
+    assert started == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -350,21 +388,21 @@ def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, ca
     done = []
 
     def work():
-        done.append(signal.getsignal(signal.SIGTERM))
+        done.append((signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)))
         if fails:
             raise RuntimeError("broken")
 
     monkeypatch.setattr(os, "fork", lambda: 0)
     monkeypatch.setattr(os, "_exit", end)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in server.FORWARDED_SIGNALS}
     try:
-        with pytest.raises(EndedError) as ended:
+        with server._signals_as_bytes(before), pytest.raises(EndedError) as ended:
             server._fork(work)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert ended.value.args == (1 if fails else 0,)
-    assert done == [signal.SIG_DFL], "the handlers of the supervisor are not the worker's"
+    assert done == [(signal.SIG_DFL, -1)], "the handlers of the supervisor are not the worker's"
     assert [record.message for record in caplog.records] == ["a worker failed"] * fails
 
 
