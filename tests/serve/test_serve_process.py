@@ -1,6 +1,7 @@
 """The verb `serve` as a process: it ends well, its workers share memory, and the examples of its page run."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,6 +89,58 @@ def test_sigterm_under_load_answers_everything_and_ends_with_zero(folder):
             thread.join(60)
     assert set(answers) == {200}
     assert running.log[-1]["message"] == "ended"
+
+
+WORKERS_THAT_START_UNTIL_SIGTERM = """
+import signal, time
+
+from elmokit.cli.serve import serve
+from elmokit.serve import app
+
+create_app = app.create_app
+
+def create_slowly(*arguments, **settings):
+    while signal.SIGTERM not in signal.sigpending():
+        time.sleep(0.01)
+    return create_app(*arguments, **settings)
+
+app.create_app = create_slowly
+serve()
+"""
+
+
+def test_sigterm_while_workers_start_answers_the_connections_that_wait(folder):
+    program = WORKERS_THAT_START_UNTIL_SIGTERM
+    with process(folder, "--workers", "2", program=program) as running, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(ask_for_health(running.url)) for _ in range(5)]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+        assert [connection.recv(12) for connection in waiting] == [b"HTTP/1.1 200"] * 5
+
+
+def test_sigterm_before_the_first_worker_answers_the_connections_that_wait(folder, temporary):
+    waiting, threads = [], torch.get_num_threads()
+
+    def stop(url):
+        waiting.append(ask_for_health(url))
+        send_sigterm()
+
+    try:
+        with pytest.raises(SystemExit) as ended:
+            server.serve(lambda: ELMo.from_pretrained(folder), Settings(port=0, workers=2), on_listening=stop)
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+    assert ended.value.code == 0
+    with waiting[0] as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def ask_for_health(url):
+    """A connection that has sent a request."""
+    connection = socket.create_connection(url.removeprefix("http://").split(":"), timeout=60)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return connection
 
 
 def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_path):
@@ -385,10 +439,11 @@ def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, ca
     def end(code):
         raise EndedError(code)
 
-    done = []
+    found = []
 
     def work():
-        done.append((signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        found.append((signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), blocked >= before.keys()))
         if fails:
             raise RuntimeError("broken")
 
@@ -401,8 +456,9 @@ def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, ca
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     assert ended.value.args == (1 if fails else 0,)
-    assert done == [(signal.SIG_DFL, -1)], "the handlers of the supervisor are not the worker's"
+    assert found == [(signal.SIG_DFL, -1, True)], "the handlers are not the supervisor's, and the signals wait"
     assert [record.message for record in caplog.records] == ["a worker failed"] * fails
 
 

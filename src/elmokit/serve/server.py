@@ -141,6 +141,7 @@ def _serve_with_workers(
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # a thread pool does not survive a fork
         listening.listen(BACKLOG)
+        stack.callback(_answer_backlog, listening)  # if this ends before there is a worker
         with answering_while_loading(listening):  # its thread ends before the first fork
             service = load_all()
             for model in (service.model, *service.models.values()):
@@ -156,6 +157,14 @@ def _serve_with_workers(
 
         # a connection that no worker accepts any more must not wait in the socket of this process
         _supervise(work, settings.workers, listening.close)
+
+
+def _answer_backlog(listening: socket.socket) -> None:
+    """Answer with 503 the connections that wait in a socket, unless it is closed: closing it would reset them."""
+    if listening.fileno() >= 0:
+        with answering_while_loading(listening):
+            listening.listen(0)
+            time.sleep(ACCEPT_SECONDS)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -300,6 +309,11 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
     class DrainingServer(uvicorn.Server):
         """Shuts down in two steps: first responses close their connections, then no new connections are accepted."""
 
+        async def main_loop(self) -> None:
+            if supervisor is not None:  # a worker that ended while it starts would reset the connections that wait
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+            await super().main_loop()
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logger.info("ending")
             lifecycle.is_draining = True
@@ -352,7 +366,12 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None] = lambda: None) -> None:
     """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
 
-    Signals are passed on to the forks.
+    Signals are passed on to the forks, in which they are blocked until `work` unblocks them.
+
+    Args:
+        work: What a fork does.
+        count: Number of forks.
+        on_stop: Called when a signal stops the forks; not if there is none.
     """
     stopping = False
     workers: dict[int, float] = {}  # when each was started, by its id
@@ -364,7 +383,8 @@ def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None]
             for number in set(FORWARDED_SIGNALS).intersection(received):
                 if number in STOP_SIGNALS:
                     stopping = True
-                    on_stop()
+                    if workers:
+                        on_stop()
                 # Ctrl-C sends SIGINT to the forks too, and a second SIGINT would make them drop their requests
                 for worker in workers:
                     os.kill(worker, signal.SIGTERM if number == signal.SIGINT else number)
@@ -415,8 +435,7 @@ def _ended(workers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Run `work` in a fork, which then exits; the id of the fork."""
-    # a signal to the fork waits until its handlers are not those of this process
+    """Run `work` in a fork, with signals blocked, and exit there; the id of the fork."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     worker = os.fork()
     if worker:
@@ -428,7 +447,6 @@ def _fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in FORWARDED_SIGNALS:
             signal.signal(number, signal.SIG_DFL if number in STOP_SIGNALS else signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         work()
         code = 0
     except BaseException:
