@@ -20,6 +20,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 # The tensors of the tests are tiny: a second thread costs more than it brings, and test runs share their machine.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 settings.register_profile(
     "elmokit", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]

@@ -2,8 +2,6 @@
 
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +88,3 @@ def test_the_english_model_names_it_when_it_is_given_chinese(caplog):
         ELMo.from_pretrained().embed(["我去银行取钱。"])
     (record,) = caplog.records
     assert record.getMessage().endswith('for Chinese, load the model "zh"')
-
-
-def test_the_demo_tells_of_chinese_words():
-    script = Path(__file__).parent.parent / "examples" / "bank.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
-    (right,) = re.findall(r"(\d+) of 24 sentences find their own sense", " ".join(done.stdout.split()))
-    assert int(right) >= 20

@@ -39,7 +39,7 @@ FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 # libraries that a page or an example may stand on, beyond the core
 HOSTS = {"flair", "onnxruntime", "playwright", "ray", "sentence_transformers", "sklearn", "spacy", "transformers"}
-OTHER_TESTS = {"serving.md": "tests/test_serve_process.py", "bank.py": "tests/test_english.py"}  # they run these
+OTHER_TESTS = {"serving.md": "tests/serve/test_serve_process.py", "bank.py": "tests/test_demo.py"}  # they run these
 NOT_HERE = ("pip install", "make ", "git ", ".venv/bin/pre-commit")  # made by the environment that runs this test
 
 # what makes a command short, and stands in for the model or the machine that a user would name

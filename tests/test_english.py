@@ -1,8 +1,6 @@
 """The model that comes with the package: it is there, small, whole, and what its card says."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,10 +69,3 @@ def test_a_misspelled_word_lies_nearer_to_the_right_one_than_to_others_that_look
     first, *rest = model.embed([[word] for word in (misspelled, right, *others)], layers=0)
     cosines = [float(first[0] @ v[0]) / float((first[0] @ first[0]) * (v[0] @ v[0])) ** 0.5 for v in rest]
     assert max(cosines) == cosines[0]
-
-
-def test_the_demo_tells_its_story_of_it():
-    script = Path(__file__).parent.parent / "examples" / "bank.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "6 of 6 find their own sense; by layer 2, 6." in " ".join(done.stdout.split())

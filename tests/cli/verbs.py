@@ -1,5 +1,6 @@
 """How tests call the verbs, and read the files of vectors that they write."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,15 @@ def slot_by_hand(layers: np.ndarray, start: int, end: int) -> np.ndarray:
     return np.concatenate([layers[-1, start, :half], layers[-1, end + 1, half:]])
 
 
+@functools.cache
+def english_ranks() -> dict[str, int]:
+    """The ranks of English words."""
+    return {word: rank for rank, word in enumerate(english_vocabulary().words)}
+
+
 def sense_by_hand(layers: np.ndarray, tokens: list[str], start: int, end: int) -> np.ndarray:
     """(2P,) of tokens[start:end], by the ranks of English words; for sentences of less than 64 tokens."""
-    ranks = {word: rank for rank, word in enumerate(english_vocabulary().words)}
+    ranks = english_ranks()
     half = layers.shape[-1] // 2
     words, contexts = np.zeros(half), np.zeros(half)
     for place, token in enumerate(tokens):

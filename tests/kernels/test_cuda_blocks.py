@@ -196,9 +196,9 @@ def test_reading_order_and_back_are_exact_and_so_are_their_gradients(device):
 # ---- complete networks ----------------------------------------------------------------------------------------------
 
 
-def network(engine, dtype, device, *, window, tokens_at_once=None, dropout=None, autocast=None, grad=True):
+def network(engine, dtype, device, *, window, layers=2, heads=1, dropout=None, autocast=None, grad=True):
     """Layers and state of two calls, the second after the first, and gradients of tokens and weights."""
-    model = random_transformer(5, num_layers=2, attention_window=window)
+    model = random_transformer(5, num_layers=layers, num_heads=heads, attention_window=window)
     bilm = model.bilm().to(device, dtype).requires_grad_(grad)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(2, 9, 3, 8, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_(grad)
@@ -206,8 +206,8 @@ def network(engine, dtype, device, *, window, tokens_at_once=None, dropout=None,
     outputs, state = [], None
     with kernels.forced(engine), torch.autocast(device, autocast or torch.bfloat16, enabled=autocast is not None):
         for _ in range(2):
-            layers, state = bilm.run_layers(tokens, lengths, state, dropout=dropout)
-            outputs += layers
+            vectors, state = bilm.run_layers(tokens, lengths, state, dropout=dropout)
+            outputs += vectors
     is_past = torch.arange(window - 1, device=device) >= window - 1 - state.num_past[0, 0, :, None]
     outputs += [torch.where(is_past.view(1, 1, 3, -1, 1), part, 0.0) for part in state[:2]]
     if not grad:
@@ -217,14 +217,22 @@ def network(engine, dtype, device, *, window, tokens_at_once=None, dropout=None,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("window", "tokens_at_once"), [(1, None), (20, None), (4, 15)])
-def test_fused_blocks_have_the_layers_state_and_gradients_of_plain_ones(monkeypatch, device, window, tokens_at_once):
+@pytest.mark.parametrize(
+    ("sizes", "tokens_at_once"),
+    [  # the interpreter takes its time for each row, direction, head and layer
+        ({"window": 1, "layers": 1}, None),
+        ({"window": 20, "layers": 1, "heads": 2}, None),
+        ({"window": 4, "layers": 2}, 15),
+    ],
+    ids=str,
+)
+def test_fused_blocks_have_the_layers_state_and_gradients_of_plain_ones(monkeypatch, device, sizes, tokens_at_once):
     if tokens_at_once is not None:  # gradients then pass through the state
         monkeypatch.setattr(transformer, "TOKENS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), tokens_at_once))
-    expected = network(eager, torch.float64, "cpu", window=window)
-    found = network(cuda, torch.float32, device, window=window)
+    expected = network(eager, torch.float64, "cpu", **sizes)
+    found = network(cuda, torch.float32, device, **sizes)
     assert_near(found, expected, torch.float32)
-    for one, other in zip(network(cuda, torch.float32, device, window=window, grad=False), found, strict=False):
+    for one, other in zip(network(cuda, torch.float32, device, **sizes, grad=False), found, strict=False):
         assert torch.equal(one, other)
 
 

@@ -1,6 +1,7 @@
 """The verb `serve` as a process: it ends well, its workers share memory, and the examples of its page run."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,6 +89,58 @@ def test_sigterm_under_load_answers_everything_and_ends_with_zero(folder):
             thread.join(60)
     assert set(answers) == {200}
     assert running.log[-1]["message"] == "ended"
+
+
+WORKERS_THAT_START_UNTIL_SIGTERM = """
+import signal, time
+
+from elmokit.cli.serve import serve
+from elmokit.serve import app
+
+create_app = app.create_app
+
+def create_slowly(*arguments, **settings):
+    while signal.SIGTERM not in signal.sigpending():
+        time.sleep(0.01)
+    return create_app(*arguments, **settings)
+
+app.create_app = create_slowly
+serve()
+"""
+
+
+def test_sigterm_while_workers_start_answers_the_connections_that_wait(folder):
+    program = WORKERS_THAT_START_UNTIL_SIGTERM
+    with process(folder, "--workers", "2", program=program) as running, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(ask_for_health(running.url)) for _ in range(5)]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+        assert [connection.recv(12) for connection in waiting] == [b"HTTP/1.1 200"] * 5
+
+
+def test_sigterm_before_the_first_worker_answers_the_connections_that_wait(folder, temporary):
+    waiting, threads = [], torch.get_num_threads()
+
+    def stop(url):
+        waiting.append(ask_for_health(url))
+        send_sigterm()
+
+    try:
+        with pytest.raises(SystemExit) as ended:
+            server.serve(lambda: ELMo.from_pretrained(folder), Settings(port=0, workers=2), on_listening=stop)
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+    assert ended.value.code == 0
+    with waiting[0] as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def ask_for_health(url):
+    """A connection that has sent a request."""
+    connection = socket.create_connection(url.removeprefix("http://").split(":"), timeout=60)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return connection
 
 
 def test_workers_answer_alike_share_their_counts_and_are_replaced(folder, tmp_path):
@@ -294,49 +348,87 @@ def test_several_workers_are_refused_where_they_cannot_be(temporary, monkeypatch
         server.serve(lambda: None, Settings(port=0, workers=2))
 
 
-def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(server, "RESTART_SECONDS", 0.05)
-    (tmp_path / "gauge_livesum_1.db").touch()
-    commands, started = [["false"], ["sleep", "60"], ["sleep", "60"]], []
+@pytest.fixture
+def killed(monkeypatch):
+    """The processes that were sent a signal."""
+    pids = []
+    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: (pids.append(pid), kill(pid, number)))
+    return pids
+
+
+def programs(commands, when_the_last_starts):
+    """Programs for `_fork` to start, and the list of those that it has started."""
+    started = []
 
     def fork(work):
         command = commands.pop(0)
         started.append(os.posix_spawn(shutil.which(command[0]), command, {}, setsigmask=[]))
         if not commands:
-            os.kill(os.getpid(), signal.SIGTERM)
+            when_the_last_starts()
         return started[-1]
 
+    return fork, started
+
+
+def send_sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def send_sigterm_to_another_thread():
+    """When this returns, the handler in C has run; one in Python runs in the main thread, when that is not blocked."""
+    thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+    thread.start()
+    thread.join()
+
+
+def test_workers_that_end_are_replaced_until_a_signal_comes_and_then_they_end_too(
+    tmp_path, monkeypatch, caplog, killed
+):
+    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(server, "RESTART_SECONDS", 0.05)
+    (tmp_path / "gauge_livesum_1.db").touch()
+    fork, started = programs([["false"], ["sleep", "60"], ["sleep", "60"]], send_sigterm)
     monkeypatch.setattr(server, "_fork", fork)
     before = signal.getsignal(signal.SIGTERM)
-    killed = []
-    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: (killed.append(pid), kill(pid, number)))
     with caplog.at_level(logging.ERROR, "elmokit.serve.server"):
         server._supervise(lambda: None, 2)
     assert [record.fields for record in caplog.records] == [{"worker": started[0], "code": 1}]
-    assert killed[0] == os.getpid()
+    assert killed == [os.getpid(), *started[1:]]
     assert signal.getsignal(signal.SIGTERM) is before
     for worker in started:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
 
 
-def test_no_worker_starts_after_a_signal(monkeypatch):
-    started, mask = [], signal.pthread_sigmask
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["while the last worker starts", "while the server waits for them"])
+def test_a_signal_reaches_all_workers_whichever_thread_it_interrupts(monkeypatch, killed, seconds):
+    """Python runs a handler late if its signal comes just before a call that blocks, or to another thread."""
+    timer = threading.Timer(seconds, send_sigterm_to_another_thread)
 
-    def mask_after_signal(how, numbers):
-        if how == signal.SIG_BLOCK:  # `_supervise` has decided to start a worker
-            os.kill(os.getpid(), signal.SIGTERM)
-        return mask(how, numbers)
+    def stop():
+        timer.start()
+        if not seconds:
+            timer.join()
 
-    def fork(work):
-        started.append(os.posix_spawn(shutil.which("true"), ["true"], {}))
-        return started[-1]
-
-    monkeypatch.setattr(signal, "pthread_sigmask", mask_after_signal)
+    fork, started = programs([["sleep", "60"], ["sleep", "60"]], stop)
     monkeypatch.setattr(server, "_fork", fork)
     server._supervise(lambda: None, 2)
-    assert started == [], "it would not know of the signal"
+    timer.join()
+    assert killed == started
+
+
+def test_no_worker_starts_after_a_signal(monkeypatch):
+    receive = server._receive
+
+    def receive_after_signal(signals, seconds):
+        send_sigterm()
+        return receive(signals, seconds)
+
+    fork, started = programs([["true"], ["true"]], lambda: None)
+    monkeypatch.setattr(server, "_receive", receive_after_signal)
+    monkeypatch.setattr(server, "_fork", fork)
+    server._supervise(lambda: None, 2)
+    assert started == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -347,24 +439,26 @@ def test_a_fork_does_its_work_and_ends_with_a_code_that_says_how(monkeypatch, ca
     def end(code):
         raise EndedError(code)
 
-    done = []
+    found = []
 
     def work():
-        done.append(signal.getsignal(signal.SIGTERM))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        found.append((signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), blocked >= before.keys()))
         if fails:
             raise RuntimeError("broken")
 
     monkeypatch.setattr(os, "fork", lambda: 0)
     monkeypatch.setattr(os, "_exit", end)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in server.FORWARDED_SIGNALS}
     try:
-        with pytest.raises(EndedError) as ended:
+        with server._signals_as_bytes(before), pytest.raises(EndedError) as ended:
             server._fork(work)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     assert ended.value.args == (1 if fails else 0,)
-    assert done == [signal.SIG_DFL], "the handlers of the supervisor are not the worker's"
+    assert found == [(signal.SIG_DFL, -1, True)], "the handlers are not the supervisor's, and the signals wait"
     assert [record.message for record in caplog.records] == ["a worker failed"] * fails
 
 

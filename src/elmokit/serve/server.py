@@ -22,10 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from elmokit.extras import require
@@ -142,6 +141,7 @@ def _serve_with_workers(
         cores = torch.get_num_threads()
         torch.set_num_threads(1)  # a thread pool does not survive a fork
         listening.listen(BACKLOG)
+        stack.callback(_answer_backlog, listening)  # if this ends before there is a worker
         with answering_while_loading(listening):  # its thread ends before the first fork
             service = load_all()
             for model in (service.model, *service.models.values()):
@@ -157,6 +157,14 @@ def _serve_with_workers(
 
         # a connection that no worker accepts any more must not wait in the socket of this process
         _supervise(work, settings.workers, listening.close)
+
+
+def _answer_backlog(listening: socket.socket) -> None:
+    """Answer with 503 the connections that wait in a socket, unless it is closed: closing it would reset them."""
+    if listening.fileno() >= 0:
+        with answering_while_loading(listening):
+            listening.listen(0)
+            time.sleep(ACCEPT_SECONDS)
 
 
 def _load_tasks(folders: Mapping[str, Path], model: ELMo) -> dict[str, Task]:
@@ -301,6 +309,11 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
     class DrainingServer(uvicorn.Server):
         """Shuts down in two steps: first responses close their connections, then no new connections are accepted."""
 
+        async def main_loop(self) -> None:
+            if supervisor is not None:  # a worker that ended while it starts would reset the connections that wait
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+            await super().main_loop()
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logger.info("ending")
             lifecycle.is_draining = True
@@ -353,56 +366,87 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
 def _supervise(work: Callable[[], None], count: int, on_stop: Callable[[], None] = lambda: None) -> None:
     """Run `work` in `count` forks and restart those that end, until a signal comes; then wait for them.
 
-    Signals are passed on to the forks.
+    Signals are passed on to the forks, in which they are blocked until `work` unblocks them.
+
+    Args:
+        work: What a fork does.
+        count: Number of forks.
+        on_stop: Called when a signal stops the forks; not if there is none.
     """
     stopping = False
-    workers: dict[int, float] = {}
+    workers: dict[int, float] = {}  # when each was started, by its id
+    next_start = time.monotonic()
+    with _signals_as_bytes((*FORWARDED_SIGNALS, signal.SIGCHLD)) as signals:
+        while workers or not stopping:
+            is_wanted = len(workers) < count and not stopping  # one more worker
+            received = _receive(signals, max(0.0, next_start - time.monotonic()) if is_wanted else None)
+            for number in set(FORWARDED_SIGNALS).intersection(received):
+                if number in STOP_SIGNALS:
+                    stopping = True
+                    if workers:
+                        on_stop()
+                # Ctrl-C sends SIGINT to the forks too, and a second SIGINT would make them drop their requests
+                for worker in workers:
+                    os.kill(worker, signal.SIGTERM if number == signal.SIGINT else number)
+            for worker, code in _ended(workers):
+                seconds = time.monotonic() - workers.pop(worker)
+                if not stopping:
+                    logger.error("a worker ended", extra={"fields": {"worker": worker, "code": code}})
+                    _forget_metrics(worker)
+                    if seconds < RESTART_SECONDS:
+                        next_start = time.monotonic() + RESTART_SECONDS
+            if is_wanted and not stopping and time.monotonic() >= next_start:
+                workers[_fork(work)] = time.monotonic()
 
-    def stop(number: int, _: FrameType | None) -> None:
-        nonlocal stopping
-        if number in STOP_SIGNALS:
-            stopping = True
-            on_stop()
-        # Ctrl-C sends SIGINT to the forks too, and a second SIGINT would make them drop their requests
-        forwarded = signal.SIGTERM if number == signal.SIGINT else number
-        for worker in list(workers):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, forwarded)
 
-    before = {number: signal.signal(number, stop) for number in FORWARDED_SIGNALS}
+@contextlib.contextmanager
+def _signals_as_bytes(numbers: Iterable[int]) -> Generator[socket.socket, None, None]:
+    """A socket that receives the number of each signal as a byte.
+
+    A handler in Python runs between two instructions of the main thread. If its signal comes just before a call that
+    blocks, or to another thread, it runs when that call has returned. The byte is written at once, by the handler in C.
+    """
+    receiving, sending = socket.socketpair()
+    with receiving, sending:
+        sending.setblocking(False)
+        wakeup = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield receiving
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+
+
+def _receive(signals: socket.socket, seconds: float | None) -> bytes:
+    """The bytes of a socket; none if there are none after some seconds."""
+    signals.settimeout(seconds)
     try:
-        while True:
-            while len(workers) < count and not stopping:
-                # signals are blocked until `stop` knows the worker, and `stop` never runs in the fork
-                signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-                if not stopping:  # a signal came just before
-                    workers[_fork(work)] = time.monotonic()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-            if not workers:
-                break
-            worker, status = os.wait()
-            seconds = time.monotonic() - workers.pop(worker)
-            if not stopping:
-                code = os.waitstatus_to_exitcode(status)
-                logger.error("a worker ended", extra={"fields": {"worker": worker, "code": code}})
-                _forget_metrics(worker)
-                if seconds < RESTART_SECONDS:
-                    time.sleep(RESTART_SECONDS)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return signals.recv(4096)
+    except (BlockingIOError, TimeoutError):
+        return b""
+
+
+def _ended(workers: Iterable[int]) -> list[tuple[int, int]]:
+    """The forks that have ended, with their exit codes."""
+    found = [os.waitpid(worker, os.WNOHANG) for worker in workers]
+    return [(worker, os.waitstatus_to_exitcode(status)) for worker, status in found if worker]
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Run `work` in a fork, which then exits; the id of the fork."""
+    """Run `work` in a fork, with signals blocked, and exit there; the id of the fork."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     worker = os.fork()
     if worker:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return worker
     code: Literal[0, 1] = 1
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in FORWARDED_SIGNALS:
             signal.signal(number, signal.SIG_DFL if number in STOP_SIGNALS else signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         work()
         code = 0
     except BaseException:

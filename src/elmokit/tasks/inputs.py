@@ -161,7 +161,8 @@ class Inputs(nn.Module):
         """
         words = list(chain.from_iterable(sentences))
         sentence_of = [number for number, tokens in enumerate(sentences) for _ in tokens]
-        lengths, chosen = list(map(len, sentences)), list(range(len(words)))
+        every = list(range(len(words)))
+        lengths, chosen = list(map(len, sentences)), every
         if spans is not None:
             lengths = [end - start for start, end in spans]
             chosen = list(chain.from_iterable(range(start, end) for start, end in spans))
@@ -173,6 +174,9 @@ class Inputs(nn.Module):
         row_of = {form: row for row, form in enumerate(forms)}
         sizes, steps = torch.tensor(lengths, dtype=torch.long).unsqueeze(1), torch.arange(longest)
         is_live = self.elmo is not None and self.frozen is None
+        layers = None
+        if self.frozen is not None:
+            layers = self.frozen.tokens(sentences, None if chosen == every else chosen, num_tokens)
         return Collected(
             words=fill_up(torch.tensor([row_of[words[token]] for token in chosen], dtype=torch.long), num_tokens),
             sentences=fill_up(torch.tensor([sentence_of[token] for token in chosen], dtype=torch.long), num_tokens),
@@ -181,7 +185,7 @@ class Inputs(nn.Module):
             trained=fill_up(self._look_up(forms), num_forms) if self.words is not None else None,
             static=fill_up(torch.from_numpy(self.static.lookup(forms)), num_forms) if self.static is not None else None,
             characters=fill_up(spell(forms, rounded=rounded), num_forms, PAD) if self.characters is not None else None,
-            layers=self.frozen.tokens(sentences, chosen, num_tokens) if self.frozen is not None else None,
+            layers=layers,
             read=self._read(sentences, chosen) if is_live else None,
             places=(sizes.cumsum(0) - sizes + steps).clamp(max=num_tokens - 1),
             mask=steps < sizes,

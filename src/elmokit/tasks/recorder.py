@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -84,16 +84,15 @@ class Recorder:
         Returns:
             The loss. Its memory is written again by later batches.
         """
-        sizes = sizes_of(batch)
+        sizes, offsets = sizes_of(batch), _offsets(batch)
         recorded = self._graphs.get(sizes)
         if recorded is not None:
-            self._place(batch, recorded.memory)
+            self._place(batch, offsets, recorded.memory)
             recorded.graph.replay()
             return recorded.loss
-        num_bytes = _offsets(batch)[-1]
-        if len(self._memory) < num_bytes:
-            self._memory = self._memory.new_empty(2 * num_bytes)
-        placed = self._place(batch, self._memory)
+        if len(self._memory) < offsets[-1]:
+            self._memory = self._memory.new_empty(2 * offsets[-1])
+        placed = self._place(batch, offsets, self._memory)
         self._counts[sizes] += 1
         if self._works and self._counts[sizes] > EAGER_BATCHES and len(self._graphs) < MAX_GRAPHS:
             recorded = self._record(placed)
@@ -122,9 +121,9 @@ class Recorder:
             return None
         return Recorded(graph, self._memory, loss)
 
-    def _place(self, batch: B, memory: Tensor) -> B:
+    def _place(self, batch: B, offsets: Sequence[int], memory: Tensor) -> B:
         """Copy the tensors of a batch into memory of the device, in one piece and without waiting for it."""
-        tensors, offsets = list(tensors_of(batch)), _offsets(batch)
+        tensors = list(tensors_of(batch))
         host = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=True)
         for tensor, offset in zip(tensors, offsets, strict=False):
             _view(host, offset, tensor).copy_(tensor)

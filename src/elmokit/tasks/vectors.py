@@ -242,7 +242,7 @@ class FrozenLayers:
         computed = iter(self._embed(new) if new else [])
         parts = [next(computed) if layers is None else layers for layers in stored]
         num_tokens = sum(map(len, not_empty))
-        if chosen is not None and list(chosen) != list(range(num_tokens)):
+        if chosen is not None:
             parts = [np.concatenate(parts, axis=1)[:, chosen]] if len(chosen) else []
             num_tokens = len(chosen)
         layers = np.zeros((self.elmo.num_layers, size or num_tokens, self.elmo.dim), dtype=np.float16)
