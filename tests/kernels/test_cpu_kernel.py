@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from random_layers import random_layer
 from torch import Tensor
 
 from elmokit import BiLM, BiLMConfig, kernels
@@ -39,23 +40,6 @@ def library(request, monkeypatch):
         monkeypatch.setattr(native, "library", lambda: None)
 
 
-def a_layer(*, steps, rows, width, cells, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape, scale):
-        return torch.randn(*shape, generator=generator) * scale
-
-    weights = LSTMWeights(
-        normal(2, width, 4 * cells, scale=width**-0.5),
-        normal(2, width, 4 * cells, scale=width**-0.5),
-        normal(2, 4 * cells, scale=0.1),
-        normal(2, cells, width, scale=2 * cells**-0.5),
-    )
-    state = LSTMState(normal(2, rows, width, scale=0.3), normal(2, rows, cells, scale=0.3))
-    lengths = torch.randint(0, steps + 1, (2, rows), generator=generator)
-    return normal(2, steps, rows, width, scale=1.0), lengths, weights, state
-
-
 def assert_same(ours, theirs, *, atol=1e-5):
     for mine, oracle in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
         assert mine.shape == oracle.shape
@@ -68,7 +52,7 @@ def assert_same(ours, theirs, *, atol=1e-5):
     [(7, 5, 12, 20), (1, 1, 1, 1), (9, 1, 17, 33), (40, 13, 7, 11), (3, 150, 8, 16), (0, 3, 4, 5), (4, 0, 4, 5)],
 )
 def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip, proj_clip, threads, library):
-    inputs, ragged, weights, state = a_layer(steps=steps, rows=rows, width=width, cells=cells)
+    inputs, ragged, weights, state = random_layer(steps=steps, rows=rows, width=width, cells=cells)
     for lengths in (ragged, torch.full((2, rows), steps), torch.zeros(2, rows, dtype=torch.long)):
         clips = {"cell_clip": cell_clip, "proj_clip": proj_clip}
         with torch.no_grad():
@@ -79,7 +63,7 @@ def test_every_shape_gives_what_eager_gives(steps, rows, width, cells, cell_clip
 
 
 def test_the_published_small_size_gives_what_eager_gives(threads, library):
-    inputs, lengths, weights, state = a_layer(steps=6, rows=9, width=128, cells=1024)
+    inputs, lengths, weights, state = random_layer(steps=6, rows=9, width=128, cells=1024)
     with torch.no_grad():
         ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
         assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
@@ -88,20 +72,20 @@ def test_the_published_small_size_gives_what_eager_gives(threads, library):
 def test_without_packed_layouts_plain_products_give_the_same(monkeypatch):
     monkeypatch.setattr(packed, "can_block", lambda: False)
     monkeypatch.setattr(native, "library", lambda: None)
-    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=9)
+    inputs, lengths, weights, state = random_layer(steps=5, rows=4, width=6, cells=9)
     ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
 
 
 def test_inputs_and_state_are_left_as_they_were(threads, library):
-    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
+    inputs, lengths, weights, state = random_layer(steps=5, rows=4, width=6, cells=8)
     before = [tensor.clone() for tensor in (inputs, lengths, *weights, *state)]
     cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     assert all(torch.equal(a, b) for a, b in zip(before, (inputs, lengths, *weights, *state), strict=True))
 
 
 def test_inputs_may_be_one_tensor_expanded_to_both_directions(threads, library):
-    inputs, lengths, weights, state = a_layer(steps=5, rows=4, width=6, cells=8)
+    inputs, lengths, weights, state = random_layer(steps=5, rows=4, width=6, cells=8)
     inputs = inputs[0].expand(2, -1, -1, -1)
     with torch.no_grad():
         ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
@@ -127,7 +111,7 @@ def gradients(engine, inputs, lengths, weights, state, clips) -> list[Tensor]:
     ("steps", "rows", "width", "cells"), [(9, 6, 12, 20), (4, 1, 5, 7), (0, 3, 4, 5), (4, 0, 4, 5)]
 )
 def test_gradients_are_those_of_eager(steps, rows, width, cells, clips, threads):
-    inputs, ragged, weights, state = a_layer(steps=steps, rows=rows, width=width, cells=cells)
+    inputs, ragged, weights, state = random_layer(steps=steps, rows=rows, width=width, cells=cells)
     for lengths in (ragged, torch.full((2, rows), steps)):
         ours = gradients(cpu, inputs, lengths, weights, state, clips)
         for mine, oracle in zip(ours, gradients(eager, inputs, lengths, weights, state, clips), strict=True):
@@ -135,7 +119,7 @@ def test_gradients_are_those_of_eager(steps, rows, width, cells, clips, threads)
 
 
 def test_gradients_agree_with_finite_differences():
-    inputs, lengths, weights, state = a_layer(steps=4, rows=3, width=2, cells=3)
+    inputs, lengths, weights, state = random_layer(steps=4, rows=3, width=2, cells=3)
     leaves = [tensor.double().requires_grad_() for tensor in (inputs, *weights, *state)]
 
     def run(*leaves):
@@ -148,7 +132,7 @@ def test_gradients_agree_with_finite_differences():
 
 
 def test_frozen_weights_still_pass_the_gradient_to_their_inputs():
-    inputs, lengths, weights, state = a_layer(steps=4, rows=3, width=5, cells=6)
+    inputs, lengths, weights, state = random_layer(steps=4, rows=3, width=5, cells=6)
     grads = []
     for engine in (cpu, eager):
         leaf = inputs.clone().requires_grad_()
@@ -195,7 +179,7 @@ def change_under_inference_mode(weight):
 )
 @pytest.mark.parametrize("field", ["input", "recurrent", "bias", "projection"])
 def test_a_changed_weight_is_never_served_stale(field, change, library):
-    inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=24, cells=40)
+    inputs, lengths, weights, state = random_layer(steps=3, rows=4, width=24, cells=40)
     weights = LSTMWeights(*(torch.nn.Parameter(weight) for weight in weights))
     with torch.no_grad():
         before = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
@@ -209,7 +193,7 @@ def test_a_changed_weight_is_never_served_stale(field, change, library):
 
 @pytest.mark.parametrize("field", ["input", "recurrent", "projection"])
 def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field, library):
-    inputs, lengths, weights, state = a_layer(steps=2, rows=3, width=64, cells=256)
+    inputs, lengths, weights, state = random_layer(steps=2, rows=3, width=64, cells=256)
     for rows, columns in (
         (slice(None), slice(1, None, 2)),
         (slice(1, None, 2), slice(None)),
@@ -224,7 +208,7 @@ def test_a_change_of_a_part_of_the_rows_or_columns_is_noticed(field, library):
 
 def test_weights_made_in_inference_mode_are_packed_and_watched_too(library):
     with torch.inference_mode():
-        inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
+        inputs, lengths, weights, state = random_layer(steps=3, rows=4, width=6, cells=8)
         for _ in range(2):
             ours = cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
             assert_same(ours, eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0))
@@ -242,7 +226,7 @@ def test_a_change_of_a_linear_weight_that_has_gaps_or_is_transposed_is_noticed(l
 def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
     gc.collect()
     before = len(packed._cache)
-    inputs, lengths, weights, state = a_layer(steps=3, rows=4, width=6, cells=8)
+    inputs, lengths, weights, state = random_layer(steps=3, rows=4, width=6, cells=8)
     cpu.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
     first = packed.packed_direction(weights.input, 1)
     assert packed.packed_direction(weights.input, 1) is first
@@ -256,7 +240,7 @@ def test_packed_weights_are_kept_as_long_as_the_weights_and_no_longer():
 
 
 def test_concurrent_callers_get_what_each_would_get_alone(threads, library):
-    layers = [a_layer(steps=6, rows=5 + k, width=32, cells=48, seed=k) for k in range(4)]
+    layers = [random_layer(steps=6, rows=5 + k, width=32, cells=48, seed=k) for k in range(4)]
 
     def run(layer):
         torch.set_num_threads(threads)
@@ -271,7 +255,7 @@ def test_concurrent_callers_get_what_each_would_get_alone(threads, library):
 
 def test_thread_counts_of_the_caller_and_of_new_threads_stay_as_they_were():
     before = torch.get_num_threads()
-    layer = a_layer(steps=3, rows=2, width=4, cells=6)
+    layer = random_layer(steps=3, rows=2, width=4, cells=6)
     try:
         for count in (4, 2, 6):
             torch.set_num_threads(count)
@@ -336,7 +320,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
 def test_int8_products_stay_close_to_float_ones_token_by_token(threads, library):
-    inputs, lengths, weights, state = a_layer(steps=8, rows=6, width=128, cells=256)
+    inputs, lengths, weights, state = random_layer(steps=8, rows=6, width=128, cells=256)
     with torch.no_grad():
         theirs, _ = eager.lstm(inputs, lengths, weights, state, cell_clip=3.0, proj_clip=3.0)
         ours, _ = cpu.lstm(inputs, lengths, cpu.quantize(weights), state, cell_clip=3.0, proj_clip=3.0)
@@ -364,7 +348,7 @@ def test_an_int8_product_is_off_by_no_more_than_its_rounding(library):
 
 
 def test_an_int8_sentence_is_the_same_alone_and_in_any_batch(library):
-    inputs, _, weights, state = a_layer(steps=6, rows=5, width=16, cells=24)
+    inputs, _, weights, state = random_layer(steps=6, rows=5, width=16, cells=24)
     quantized, lengths = cpu.quantize(weights), torch.full((2, 5), 6)
     together, _ = cpu.lstm(inputs, lengths, quantized, state, cell_clip=3.0, proj_clip=3.0)
     for row in range(5):
@@ -379,7 +363,7 @@ def test_an_int8_sentence_is_the_same_alone_and_in_any_batch(library):
 @pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("clip", [3.0, 0.1, None])
 def test_one_sentence_runs_in_torchscript_and_without_it_gives_the_same(monkeypatch, threads, is_int8, clip):
-    inputs, _, float_weights, state = a_layer(steps=7, rows=1, width=16, cells=24)
+    inputs, _, float_weights, state = random_layer(steps=7, rows=1, width=16, cells=24)
     weights = cpu.quantize(float_weights) if is_int8 else float_weights
     lengths = torch.full((2, 1), 7)
     monkeypatch.setattr(native, "library", lambda: None)

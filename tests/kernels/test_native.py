@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_layers import random_layer
 
 from elmokit.kernels import cpu, eager
 from elmokit.kernels.cpu import native
@@ -54,21 +55,10 @@ def integers_times_scales(weight):
 
 
 def a_layer(*, steps, rows, width, cells, form="float"):
-    generator = torch.Generator().manual_seed(steps + 10 * rows)
-
-    def normal(*shape, scale):
-        return torch.randn(*shape, generator=generator) * scale
-
-    weights = LSTMWeights(
-        normal(2, width, 4 * cells, scale=width**-0.5),
-        normal(2, width, 4 * cells, scale=width**-0.5),
-        normal(2, 4 * cells, scale=0.1),
-        normal(2, cells, width, scale=2 * cells**-0.5),
-    )
+    inputs, _, weights, state = random_layer(steps=steps, rows=rows, width=width, cells=cells, seed=steps + 10 * rows)
     if form == "integers":
         weights = LSTMWeights(*(part if part.ndim == 2 else integers_times_scales(part) for part in weights))
-    state = LSTMState(normal(2, rows, width, scale=0.3), normal(2, rows, cells, scale=0.3))
-    return normal(2, steps, rows, width, scale=1.0), weights, state
+    return inputs, weights, state
 
 
 def in_float64(inputs, lengths, weights, state, **clips):

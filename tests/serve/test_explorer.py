@@ -18,7 +18,7 @@ from elmokit.index import WordIndex
 from elmokit.inference.grouping import group
 from elmokit.inference.senses import find_occurrences
 from elmokit.serve.settings import Settings
-from elmokit.tasks import TaskConfig, load_task, train
+from elmokit.tasks import load_task, train
 from elmokit.text import TREEBANK, batch_to_ids, tokenize
 
 playwright = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "elmokit[browser]"')
@@ -79,13 +79,11 @@ def tasks(tmp_path_factory, tiny_elmo):
     }
 
     def trained(name):
-        settings = {
-            "task": name, "train": str(files[name]), "dev": str(files[name]), "out": str(folder / "runs" / name),
-            "elmo": tiny_elmo, "elmo_at": "none", "cache": str(folder / "cache"), "word_dim": 8, "char_dim": 8,
-            "hidden_dim": 16, "dropout": 0.0, "elmo_dropout": 0.0, "learning_rate": 0.02, "batch_size": 4,
-            "epochs": 15, "patience": 15, "rate_decay": 1.0, "device": "cpu",
-        }  # fmt: skip
-        return load_task(train(TaskConfig(**settings)).folder)
+        config = task_examples.small_config(
+            name, files[name], folder / name, tiny_elmo,
+            elmo_at="none", learning_rate=0.02, epochs=15, patience=15, rate_decay=1.0,
+        )  # fmt: skip
+        return load_task(train(config).folder)
 
     return {**{name: trained(name) for name in TYPED}, "chains": Chains(), "tags": Tags()}
 

@@ -49,6 +49,15 @@ def bounded() -> Iterator[None]:
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
+
+def set_size(folder: Path, name: str, value: int) -> None:
+    """Change a size in the config of a saved model, and leave the checksums out."""
+    values = json.loads((folder / "config.json").read_bytes())
+    del values["checksums"]
+    values["bilm"][name] = value
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
 INTEGERS = ["num_layers", "num_highways", "cell_dim", "projection_dim", "char_dim", "max_characters"]
 
 
@@ -57,10 +66,7 @@ INTEGERS = ["num_layers", "num_highways", "cell_dim", "projection_dim", "char_di
 def test_a_huge_size_in_a_config_is_refused_at_once(official_model, tmp_path, name, value):
     made = official_model()
     ELMo.from_files(made.options_path, made.weights_path).save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_bytes())
-    del values["checksums"]
-    values["bilm"][name] = value
-    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    set_size(tmp_path, name, value)
     with pytest.raises(ValueError, match=rf"{tmp_path}.*{value * (4 if name == 'cell_dim' else 1)}|{name} is {value}"):
         ELMo.from_pretrained(tmp_path)
 
@@ -74,10 +80,7 @@ def test_a_huge_vocabulary_in_a_config_is_refused_at_once(tmp_path, name, value)
     else:
         folder = manylangs.write(manylangs.random_model(), tmp_path / "xx.model")
         ELMo.from_pretrained(folder).save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_bytes())
-    del values["checksums"]
-    values["bilm"][name] = value
-    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    set_size(tmp_path, name, value)
     with pytest.raises(ValueError, match=rf"{tmp_path}.*{str(value)[:3]}"):
         ELMo.from_pretrained(tmp_path)
 

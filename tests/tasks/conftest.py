@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from task_examples import SUFFIX, write_examples
+from task_examples import SUFFIX, small_config, write_examples
 
 from elmokit.tasks import TASKS, TaskConfig
 
@@ -23,12 +23,8 @@ def small(tmp_path, tiny_elmo, cache):
         file = tmp_path / f"train{SUFFIX[task]}"
         if not file.exists():
             write_examples(task, file)
-        settings = {
-            "task": task, "train": str(file), "dev": str(file), "out": str(tmp_path / "run"), "elmo": tiny_elmo,
-            "cache": cache, "word_dim": 8, "char_dim": 8, "hidden_dim": 16, "dropout": 0.0, "elmo_dropout": 0.0,
-            "learning_rate": 0.02, "batch_size": 4, "epochs": 3, "device": "cpu",
-        }  # fmt: skip
-        return TaskConfig(**{**settings, **changes})
+        settings = {"cache": cache, "learning_rate": 0.02, "epochs": 3}
+        return small_config(task, file, tmp_path, tiny_elmo, **{**settings, **changes})
 
     return make
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_examples import learn_by_heart, small_config
 from torch.nn.functional import logsigmoid
 
 from elmokit.tasks import TASKS, TaskConfig, coreference, load_task, train
@@ -79,12 +80,7 @@ def configure(folder: Path, elmo: str, task: str, **changes: object) -> TaskConf
         file = write_documents(folder / "train.gold_conll")
     else:
         file = write_passages(folder / "train.tsv")
-    settings = {
-        "task": task, "train": str(file), "dev": str(file), "out": str(folder / "run"), "elmo": elmo,
-        "cache": str(folder / "cache"), "word_dim": 8, "char_dim": 8, "hidden_dim": 16, "dropout": 0.0,
-        "elmo_dropout": 0.0, "learning_rate": 0.01, "batch_size": 3, "epochs": 1, "device": "cpu",
-    }  # fmt: skip
-    return TaskConfig(**{**settings, **changes})
+    return small_config(task, file, folder, elmo, **{"batch_size": 3, **changes})
 
 
 @pytest.fixture
@@ -271,17 +267,7 @@ def test_a_few_examples_are_memorized_and_the_saved_task_answers_the_same(small,
     monkeypatch.setattr(coreference, "SPANS_PER_TOKEN", 0.5)  # every third token of so short a text begins a mention
     config = small(name, elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
     metric = TASKS[name].metric
-
-    class LearnedError(Exception):
-        pass
-
-    def stop_when_learned(progress):
-        if progress.scores and progress.scores[metric] == pytest.approx(1.0):
-            raise LearnedError
-
-    with pytest.raises(LearnedError):
-        train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out, device=device)
+    trained = learn_by_heart(config, metric)
     assert trained.evaluate(config.train)[metric] == pytest.approx(1.0)
     examples = trained.task.read(config.train)
     if name == "coreference":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_examples import learn_by_heart, small_config
 
 from elmokit import ELMo
 from elmokit.tasks import TASKS, TaskConfig, load_task, train
@@ -49,13 +50,7 @@ def small(tmp_path, tiny_elmo):
     """small(**changes): the config of a small training on the ten pairs."""
 
     def make(**changes: object) -> TaskConfig:
-        file = str(write_snli(tmp_path / "train.jsonl"))
-        settings = {
-            "task": "entailment", "train": file, "dev": file, "out": str(tmp_path / "run"), "elmo": tiny_elmo,
-            "cache": str(tmp_path / "cache"), "word_dim": 8, "char_dim": 8, "hidden_dim": 16, "dropout": 0.0,
-            "elmo_dropout": 0.0, "learning_rate": 0.01, "batch_size": 4, "epochs": 1, "device": "cpu",
-        }  # fmt: skip
-        return TaskConfig(**{**settings, **changes})
+        return small_config("entailment", write_snli(tmp_path / "train.jsonl"), tmp_path, tiny_elmo, **changes)
 
     return make
 
@@ -100,17 +95,7 @@ def test_the_files_of_a_data_folder_are_found(tmp_path):
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 def test_ten_pairs_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=60, patience=60, rate_decay=1.0)
-
-    class LearnedError(Exception):
-        pass
-
-    def stop_when_learned(progress):
-        if progress.scores and progress.scores["accuracy"] == 1.0:
-            raise LearnedError
-
-    with pytest.raises(LearnedError):
-        train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out, device=device)
+    trained = learn_by_heart(config, "accuracy")
     assert trained.evaluate(config.train) == {"accuracy": 1.0, "macro_f1": 1.0}
     answers = trained.predict([{"premise": premise, "hypothesis": hypothesis} for premise, hypothesis, _ in PAIRS])
     assert [answer["label"] for answer in answers] == [label for *_, label in PAIRS]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_examples import learn_by_heart, small_config
 
 from elmokit.tasks import TASKS, TaskConfig, load_task, metrics, questions, train
 from elmokit.tasks.layers import NEVER
@@ -71,13 +72,8 @@ def small(tmp_path, tiny_elmo):
     """small(**changes): the config of a small training on the ten questions."""
 
     def make(**changes: object) -> TaskConfig:
-        file = str(write_squad(tmp_path / "train.json"))
-        settings = {
-            "task": "questions", "train": file, "dev": file, "out": str(tmp_path / "run"), "elmo": tiny_elmo,
-            "cache": str(tmp_path / "cache"), "word_dim": 8, "char_dim": 8, "hidden_dim": 12, "dropout": 0.0,
-            "elmo_dropout": 0.0, "learning_rate": 0.02, "batch_size": 5, "epochs": 1, "device": "cpu",
-        }  # fmt: skip
-        return TaskConfig(**{**settings, **changes})
+        settings = {"hidden_dim": 12, "learning_rate": 0.02, "batch_size": 5, **changes}
+        return small_config("questions", write_squad(tmp_path / "train.json"), tmp_path, tiny_elmo, **settings)
 
     return make
 
@@ -156,17 +152,7 @@ def test_windows_cover_a_context_and_any_answer_up_to_half_a_window_is_complete_
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 def test_ten_questions_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0)
-
-    class LearnedError(Exception):
-        pass
-
-    def stop_when_learned(progress):
-        if progress.scores and progress.scores["f1"] == 1.0:
-            raise LearnedError
-
-    with pytest.raises(LearnedError):
-        train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out, device=device)
+    trained = learn_by_heart(config, "f1")
     assert trained.evaluate(config.train) == {"f1": 1.0, "exact_match": 1.0}
     given = [(context, question, golds) for context, asked in PARAGRAPHS for question, golds in asked]
     answers = trained.predict([{"context": context, "question": question} for context, question, _ in given])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_examples import learn_by_heart, small_config
 
 from elmokit.tasks import TASKS, TaskConfig, load_task, train
 from elmokit.tasks.roles import HighwayLSTM, RolePrediction, RoleSentence, collect_predicates
@@ -58,12 +59,7 @@ def write_examples(path: Path) -> Path:
 def configure(folder: Path, elmo: str, **changes: object) -> TaskConfig:
     """A small training on the examples above."""
     file = write_examples(folder / "train.gold_conll")
-    settings = {
-        "task": "roles", "train": str(file), "dev": str(file), "out": str(folder / "run"), "elmo": elmo,
-        "cache": str(folder / "cache"), "word_dim": 8, "char_dim": 8, "hidden_dim": 24, "num_layers": 3,
-        "dropout": 0.0, "elmo_dropout": 0.0, "learning_rate": 0.01, "batch_size": 4, "epochs": 1, "device": "cpu",
-    }  # fmt: skip
-    return TaskConfig(**{**settings, **changes})
+    return small_config("roles", file, folder, elmo, **{"hidden_dim": 24, "num_layers": 3, **changes})
 
 
 @pytest.fixture
@@ -154,17 +150,7 @@ def test_the_predicates_tagger_leaves_the_vectors_of_words_to_the_roles(trained)
 @pytest.mark.parametrize("elmo_at", ["none", "both"])
 def test_ten_examples_are_memorized_and_the_saved_task_answers_the_same(small, elmo_at, device):
     config = small(elmo_at=elmo_at, device=device, epochs=80, patience=80, rate_decay=1.0, learning_rate=0.02)
-
-    class LearnedError(Exception):
-        pass
-
-    def stop_when_learned(progress):
-        if progress.scores and progress.scores["f1"] == progress.scores["predicate_f1"] == 1.0:
-            raise LearnedError
-
-    with pytest.raises(LearnedError):
-        train(config, on_progress=stop_when_learned)
-    trained = load_task(config.out, device=device)
+    trained = learn_by_heart(config, "f1", "predicate_f1")
     assert trained.evaluate(config.train)["f1"] == 1.0
     examples = ROLES.read(config.train)
     given = [{"tokens": example.tokens, "predicate": p} for example in examples for p in example.predicates]
