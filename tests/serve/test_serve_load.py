@@ -1,13 +1,15 @@
 """Under load: a full queue, deadlines, clients that disconnect, and shutdown."""
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
 
 import numpy as np
-from served import TOLERANCE, error_of, in_background, post, raw_request, serving, wait_for
+from served import TOLERANCE, error_of, in_background, post, raw_request, read_all, serving, wait_for
 
+from elmokit.serve.server import ACCEPT_SECONDS
 from elmokit.serve.settings import Settings
 
 
@@ -85,6 +87,22 @@ def test_what_was_accepted_is_answered_before_the_server_ends(model, slow):
         threading.Timer(0.3, slow.gate.set).start()
     thread.join(30)
     assert answers[0].status_code == 200
+
+
+def test_a_connection_that_comes_as_the_socket_is_closed_is_answered(model, monkeypatch):
+    sleep, late = asyncio.sleep, []
+
+    async def connect_instead(seconds):
+        if seconds != ACCEPT_SECONDS:
+            return await sleep(seconds)
+        late.append(socket.create_connection(client.address, timeout=30))
+        late[0].sendall(raw_request("/embed", b'{"inputs": "a"}'))  # and the event loop does not see it
+
+    monkeypatch.setattr(asyncio, "sleep", connect_instead)
+    with serving(model) as client:
+        pass
+    with late[0]:
+        assert read_all(late[0]).startswith(b"HTTP/1.1 200")
 
 
 def test_a_connection_made_before_the_end_may_still_send_its_request(model):

@@ -322,7 +322,16 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
             for listening in sockets or []:
                 listening.listen(0)
             await asyncio.sleep(ACCEPT_SECONDS)
+            # a backlog of 0 has room for one, which may have come since asyncio looked
+            last = [connection for listening in sockets or [] for connection in _accept_all(listening)]
+            for server in self.servers:
+                server.close()
+            for connection in last:
+                await asyncio.get_running_loop().connect_accepted_socket(self.make_connection, connection)
             await super().shutdown(sockets)
+
+        def make_connection(self) -> TimedConnection:
+            return TimedConnection(config, self.server_state, self.lifespan.state)
 
         async def on_tick(self, counter: int) -> bool:
             is_orphan = supervisor is not None and os.getppid() != supervisor
@@ -358,6 +367,15 @@ def make_server(app: FastAPI, settings: Settings, *, supervisor: int | None = No
         timeout_graceful_shutdown=round(settings.deadline + settings.client_timeout + SHUTDOWN_SECONDS),
     )
     return DrainingServer(config)
+
+
+def _accept_all(listening: socket.socket) -> list[socket.socket]:
+    """Accept the connections that wait in a socket that does not block."""
+    accepted = []
+    with contextlib.suppress(OSError):
+        while True:
+            accepted.append(listening.accept()[0])
+    return accepted
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
